@@ -1,0 +1,14 @@
+//! sandboxd: keeps warm microVM clones and hands one over per claim.
+//!
+//! Rooms by storey; a room calls only lower storeys, and there only the rooms that its own page lists
+//! (ARCHITECTURE.md). The binary is `main.rs`, which calls [`main`].
+
+pub mod clock;
+pub mod disk;
+pub mod faults;
+pub mod feed;
+pub mod names;
+pub mod sys;
+pub mod tasks;
+pub mod telemetry;
+pub mod work;
