@@ -11,4 +11,5 @@ pub mod names;
 pub mod sys;
 pub mod tasks;
 pub mod telemetry;
+pub mod words;
 pub mod work;
