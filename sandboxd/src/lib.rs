@@ -3,11 +3,13 @@
 //! Rooms by storey; a room calls only lower storeys, and there only the rooms that its own page lists
 //! (ARCHITECTURE.md). The binary is `main.rs`, which calls [`main`].
 
+pub mod admission;
 pub mod clock;
 pub mod disk;
 pub mod faults;
 pub mod feed;
 pub mod names;
+pub mod pool;
 pub mod sys;
 pub mod tasks;
 pub mod telemetry;
