@@ -5,6 +5,7 @@
 
 pub mod admission;
 pub mod clock;
+pub mod config;
 pub mod disk;
 pub mod faults;
 pub mod feed;
