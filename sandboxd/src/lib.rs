@@ -3,6 +3,7 @@
 //! Rooms by storey; a room calls only lower storeys, and there only the rooms that its own page lists
 //! (ARCHITECTURE.md). The binary is `main.rs`, which calls [`main`].
 
+pub mod access;
 pub mod clock;
 pub mod disk;
 pub mod faults;
