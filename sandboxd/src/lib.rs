@@ -4,6 +4,7 @@
 //! (ARCHITECTURE.md). The binary is `main.rs`, which calls [`main`].
 
 pub mod access;
+pub mod agent;
 pub mod clock;
 pub mod disk;
 pub mod faults;
