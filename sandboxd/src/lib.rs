@@ -3,12 +3,15 @@
 //! Rooms by storey; a room calls only lower storeys, and there only the rooms that its own page lists
 //! (ARCHITECTURE.md). The binary is `main.rs`, which calls [`main`].
 
+pub mod access;
 pub mod admission;
+pub mod agent;
 pub mod clock;
 pub mod config;
 pub mod disk;
 pub mod faults;
 pub mod feed;
+pub mod link;
 pub mod names;
 pub mod pool;
 pub mod sys;
