@@ -6,7 +6,9 @@
 pub mod admission;
 pub mod clock;
 pub mod config;
+pub mod daemon;
 pub mod disk;
+pub mod doctor;
 pub mod faults;
 pub mod feed;
 pub mod names;
