@@ -9,6 +9,7 @@ use toml::de::DeTable;
 use super::{
     Host,
     mistake::Mistake,
+    pool::{PoolFault, PoolFields, WARM_LIMIT, WARM_MAX_LIMIT},
     types::{
         AccelWish, Access, Config, Engine, ImageName, Journal, Listen, Log, LogFormat, Node, PoolConfig,
         Role, Stub, StubAgent, Sync, Tcp, Template, Tenant, TenantPools, Tls, Token,
@@ -18,12 +19,9 @@ use super::{
 };
 use crate::words::{EngineKind, Lane, MemBytes, Name, PoolKey, Size, Vcpus};
 
-const HOUR: Duration = Duration::from_secs(3_600);
-pub(super) const LEASE: Duration = HOUR;
-pub(super) const LEASE_MAX: Duration = Duration::from_secs(24 * 3_600);
 const LEASE_LIMIT: Duration = Duration::from_secs(limits::LEASE_MAX_SECS as u64);
-const WARM_LIMIT: u32 = 4_096;
-const WARM_MAX_LIMIT: u32 = 2 * WARM_LIMIT;
+/// Floor of a pool that names none.
+const WARM: u32 = 4;
 const WARMUP_TIMEOUT: Duration = Duration::from_secs(30);
 /// Tokens, tenants' pools and warm-up arguments in one list at most; a bound on what a file can make us do.
 const LIST: usize = 1_024;
@@ -585,18 +583,11 @@ fn pools(
             lane: lane(walk, &mut table),
             size: or(size, "small".parse().expect("it is a name")),
         };
-        let (warm, warm_max) = warm(walk, &mut table);
-        let (lease, lease_max) = leases(walk, &mut table);
-        let pool = PoolConfig {
-            key,
-            warm: warm.value,
-            warm_max,
-            lease,
-            lease_max,
-        };
-        if let Some(name) = table_name(walk, &name, &table) {
-            let span = warm.span;
-            pools.insert(name, Found { value: pool, span });
+        let (pool, span) = numbers(walk, &mut table, key);
+        if let Some(name) = table_name(walk, &name, &table)
+            && let Some(value) = pool
+        {
+            pools.insert(name, Found { value, span });
         }
         walk.done(table);
     }
@@ -622,46 +613,47 @@ fn lane(walk: &mut Walk, table: &mut Section<'_>) -> Lane {
     lane.value
 }
 
-fn warm(walk: &mut Walk, table: &mut Section<'_>) -> (Found<u32>, u32) {
-    let warm = walk
-        .get(table, "warm", values::count(0..=WARM_LIMIT))
-        .unwrap_or(Found {
-            value: 4,
-            span: table.span(),
-        });
-    let Some(most) = walk.get(table, "warm_max", values::count(0..=WARM_MAX_LIMIT)) else {
-        let most = 2 * warm.value;
-        return (warm, most);
+/// The numbers of a pool, and where its `warm` stands. A number that cannot be read is told and left out.
+fn numbers(
+    walk: &mut Walk,
+    table: &mut Section<'_>,
+    key: PoolKey,
+) -> (Option<PoolConfig>, std::ops::Range<usize>) {
+    let warm = walk.get(table, "warm", values::count(0..=WARM_LIMIT));
+    let warm_max = walk.get(table, "warm_max", values::count(0..=WARM_MAX_LIMIT));
+    let lease = walk.get(table, "lease", values::lease(LEASE_LIMIT));
+    let lease_max = walk.get(table, "lease_max", values::lease(LEASE_LIMIT));
+    let spans = [
+        ("warm", "warm", span_of(warm.as_ref())),
+        ("warm_max", "warm_max", span_of(warm_max.as_ref())),
+        ("lease_secs", "lease", span_of(lease.as_ref())),
+        ("lease_max_secs", "lease_max", span_of(lease_max.as_ref())),
+    ];
+    let warm_span = span_of(warm.as_ref()).unwrap_or(table.span());
+    let fields = PoolFields {
+        key,
+        warm: or(warm, WARM),
+        warm_max: warm_max.map(|found| found.value),
+        lease_secs: lease.map(|found| found.value),
+        lease_max_secs: lease_max.map(|found| found.value),
     };
-    if most.value < warm.value {
-        let wrong = Wrong::new(
-            format!("`{}` is less than warm, {}", table.key("warm_max"), warm.value),
-            format!("{} or more", warm.value),
-        );
-        walk.mistake(most.span.clone(), table.key("warm_max"), wrong);
+    match PoolConfig::new(fields) {
+        Ok(pool) => (Some(pool), warm_span),
+        Err(faults) => {
+            for PoolFault { field, what, allowed } in faults {
+                let place = spans.iter().find(|(name, ..)| *name == field);
+                let (key, span) = place.map_or((field, None), |(_, key, span)| (*key, span.clone()));
+                let path = table.key(key);
+                let wrong = Wrong::new(format!("`{path}`: {what}"), allowed);
+                walk.mistake(span.unwrap_or(table.span()), path, wrong);
+            }
+            (None, warm_span)
+        }
     }
-    (warm, most.value)
 }
 
-fn leases(walk: &mut Walk, table: &mut Section<'_>) -> (Duration, Duration) {
-    let most = walk.get(table, "lease_max", values::lease(LEASE_LIMIT));
-    let lease = walk.get(table, "lease", values::lease(LEASE_LIMIT));
-    let most = or(most, LEASE_MAX);
-    let Some(lease) = lease else {
-        return (LEASE.min(most), most);
-    };
-    if lease.value > most {
-        let wrong = Wrong::new(
-            format!(
-                "`{}` is longer than lease_max, {}",
-                table.key("lease"),
-                humantime::format_duration(most)
-            ),
-            "raise lease_max, or shorten the lease",
-        );
-        walk.mistake(lease.span.clone(), table.key("lease"), wrong);
-    }
-    (lease.value, most)
+fn span_of<T>(found: Option<&Found<T>>) -> Option<std::ops::Range<usize>> {
+    found.map(|found| found.span.clone())
 }
 
 /// The stock that the pools keep at least must fit on the node, else refill could never reach it.
