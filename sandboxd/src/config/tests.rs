@@ -240,6 +240,20 @@ fn broken_toml_is_told_beside_the_mistakes_of_other_lines() {
 }
 
 #[test]
+fn a_hopeless_file_costs_little_and_tells_enough() {
+    let text: String = (0..20_000).map(|n| format!("x{n} = 1\n")).collect();
+    let mistakes = parse(&text).unwrap_err();
+    assert_eq!(mistakes.all().len(), 100);
+    assert!(
+        mistakes
+            .to_string()
+            .ends_with("20000 mistakes in test.toml, 100 of them told")
+    );
+    assert_eq!(mistakes.to_json()["more"], 19_900);
+    assert_eq!(parse(&"=\n".repeat(20_000)).unwrap_err().all().len(), 100);
+}
+
+#[test]
 fn contradictions_are_refused() {
     for (text, keys) in [
         ("listen.tcp = \"0.0.0.0:1\"", vec!["1:14 listen.tcp"]),
