@@ -64,6 +64,14 @@ impl Full {
     }
 }
 
+/// A slot that is taken already, by a row or by what the host shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("slot {slot} is held already")]
+pub struct SlotHeld {
+    /// The slot.
+    pub slot: SlotNumber,
+}
+
 /// A bit per slot, set while it is held.
 #[derive(Debug)]
 struct Slots {

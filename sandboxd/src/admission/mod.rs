@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 
 use self::budget::Budget;
-pub use self::budget::{Full, Limits, Used};
+pub use self::budget::{Full, Limits, SlotHeld, Used};
 use crate::{
     names::SlotNumber,
     words::{MemBytes, Size},
@@ -30,14 +30,6 @@ struct Shared {
     budget: Mutex<Budget>,
     /// Counts the times that room appeared; a reader that was away sees that it missed one.
     vacancies: watch::Sender<u64>,
-}
-
-/// A slot that is taken already, by a row or by what the host shows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("slot {slot} is held already")]
-pub struct SlotHeld {
-    /// The slot.
-    pub slot: SlotNumber,
 }
 
 impl Admission {

@@ -7,10 +7,8 @@ use std::{
 
 use super::{
     Host,
-    check::{
-        LEASE, LEASE_MAX, default_name, engine_default, log_default, node_default, sizes_default,
-        template_default,
-    },
+    check::{default_name, engine_default, log_default, node_default, sizes_default, template_default},
+    pool::PoolFields,
     types::{Access, Config, Engine, ImageName, Journal, Listen, Node, PoolConfig, Stub, Sync, Template},
     values,
 };
@@ -74,24 +72,23 @@ impl Config {
             EngineKind::Qemu => 2,
             EngineKind::Stub => 32,
         });
-        if warm > 4_096 {
-            return Err(DevError::Warm { warm });
-        }
+        let key = PoolKey {
+            template: default_name(),
+            lane: Lane::None,
+            size: "small".parse().expect("it is a name"),
+        };
+        let pool = PoolConfig::new(PoolFields {
+            key,
+            warm,
+            warm_max: Some(warm),
+            lease_secs: None,
+            lease_max_secs: None,
+        })
+        .map_err(|_out_of_range| DevError::Warm { warm })?;
         let image = match image {
             None => template_default().image,
             Some(image) if image.is_absolute() => ImageName::At(image),
             Some(image) => return Err(DevError::Image { image }),
-        };
-        let pool = PoolConfig {
-            key: PoolKey {
-                template: default_name(),
-                lane: Lane::None,
-                size: "small".parse().expect("it is a name"),
-            },
-            warm,
-            warm_max: warm,
-            lease: LEASE,
-            lease_max: LEASE_MAX,
         };
         let template = Template {
             image,

@@ -11,6 +11,9 @@ use serde_json::json;
 /// Columns of a source line that are shown; a longer one is cut.
 const SHOWN: usize = 160;
 
+/// Mistakes that are told; nobody reads more at once, and each costs a look at the text.
+const TOLD: usize = 100;
+
 /// One mistake.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mistake {
@@ -34,18 +37,23 @@ struct Place<'t> {
     text: &'t str,
 }
 
-/// Every mistake of a file, in its order.
+/// The mistakes of a file, in its order: all of them, or the first hundred.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mistakes {
     path: PathBuf,
     text: String,
     all: Vec<Mistake>,
+    /// Mistakes that are not told.
+    more: usize,
 }
 
 impl Mistakes {
     pub(super) fn new(path: &Path, text: &str, mut all: Vec<Mistake>) -> Self {
         all.sort_by_key(|mistake| mistake.span.start);
+        let more = all.len().saturating_sub(TOLD);
+        all.truncate(TOLD);
         Self {
+            more,
             path: path.to_owned(),
             text: text.to_owned(),
             all,
@@ -65,7 +73,7 @@ impl Mistakes {
         (place.line, place.column)
     }
 
-    /// `{"file":..,"mistakes":[{"line","column","key","reason","what","allowed"}]}`.
+    /// `{"file":..,"mistakes":[{"line","column","key","reason","what","allowed"}],"more":n}`.
     #[must_use]
     pub fn to_json(&self) -> serde_json::Value {
         let mistakes: Vec<_> = self
@@ -79,7 +87,7 @@ impl Mistakes {
                 })
             })
             .collect();
-        json!({ "file": self.path.to_string_lossy(), "mistakes": mistakes })
+        json!({ "file": self.path.to_string_lossy(), "mistakes": mistakes, "more": self.more })
     }
 }
 
@@ -106,8 +114,14 @@ impl fmt::Display for Mistakes {
             }
             writeln!(f)?;
         }
-        match self.all.len() {
+        match self.all.len() + self.more {
             1 => write!(f, "1 mistake in {}", self.path.display()),
+            n if self.more > 0 => write!(
+                f,
+                "{n} mistakes in {}, {} of them told",
+                self.path.display(),
+                self.all.len()
+            ),
             n => write!(f, "{n} mistakes in {}", self.path.display()),
         }
     }

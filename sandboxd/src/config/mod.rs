@@ -7,6 +7,7 @@
 mod check;
 mod dev;
 mod mistake;
+mod pool;
 mod reload;
 #[cfg(test)]
 mod tests;
@@ -23,6 +24,7 @@ use std::{
 pub use self::{
     dev::{DevError, DevOptions},
     mistake::{Mistake, Mistakes},
+    pool::{PoolFault, PoolFields},
     reload::{Diff, diff},
     types::{
         AccelWish, Access, Config, Engine, ImageName, Journal, Listen, Log, LogFormat, Node, PoolConfig,

@@ -42,7 +42,7 @@ pub struct Node {
     pub name: String,
     /// images/ templates/ journal/ store/ host.key lock.
     pub state_dir: PathBuf,
-    /// run/<slot>/; short enough for the sockets below it.
+    /// `run/<slot>/`; short enough for the sockets below it.
     pub run_dir: PathBuf,
     /// Budget for guests.
     pub memory: MemBytes,

@@ -106,15 +106,14 @@ pub(super) fn duration(range: RangeInclusive<Duration>) -> impl Fn(&DeValue<'_>)
     }
 }
 
-/// A time in whole seconds.
-pub(super) fn lease(most: Duration) -> impl Fn(&DeValue<'_>) -> Parsed<Duration> {
+/// A time in whole seconds, as seconds.
+pub(super) fn lease(most: Duration) -> impl Fn(&DeValue<'_>) -> Parsed<u32> {
     move |value| {
         let time = duration(Duration::from_secs(1)..=most)(value)?;
-        if time.subsec_nanos() == 0 {
-            Ok(time)
-        } else {
-            Err(Wrong::new("a lease is whole seconds", "such as \"90s\", \"1h\""))
-        }
+        u32::try_from(time.as_secs())
+            .ok()
+            .filter(|_| time.subsec_nanos() == 0)
+            .ok_or_else(|| Wrong::new("a lease is whole seconds", "such as \"90s\", \"1h\""))
     }
 }
 

@@ -1,7 +1,10 @@
 use std::{os::unix::fs::PermissionsExt as _, path::Path};
 
 use super::*;
-use crate::config::{Config, Host};
+use crate::{
+    config::{Config, Host},
+    words::{Accel, EngineKind, MemBytes},
+};
 
 fn sound() -> Facts {
     Facts {

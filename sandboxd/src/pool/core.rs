@@ -33,13 +33,33 @@ pub trait Stock {
 /// What a take found. Whatever is in `stale` and `ending` has left the stock.
 #[derive(Debug)]
 #[must_use = "spoiled stock needs a probe or an end"]
-pub struct Taken<W> {
-    /// The newest that is usable.
-    pub got: Option<W>,
+pub struct Taken<G, W> {
+    /// What the taker gets.
+    pub got: G,
     /// What lay in the way and did not answer of late: probe each, then tell [`Core::rechecked`].
     pub stale: Vec<W>,
     /// What lay in the way and is ending.
     pub ending: Vec<W>,
+}
+
+/// What a taker gets that is willing to wait.
+#[derive(Debug)]
+pub enum Served<W> {
+    /// The newest that is usable.
+    Piece(W),
+    /// A place in line.
+    InLine(InLine<W>),
+    /// Neither.
+    Refused(LineError),
+}
+
+/// A place in line. Whoever stops waiting says so with [`Core::leave`], and drops what may have arrived.
+#[derive(Debug)]
+pub struct InLine<W> {
+    /// Its number.
+    pub turn: Turn,
+    /// Where the piece arrives; an error says that the pool was closed.
+    pub arrives: oneshot::Receiver<W>,
 }
 
 /// Where a piece went.
@@ -114,7 +134,7 @@ impl<W: Stock> Core<W> {
     }
 
     /// Takes the newest that is usable, and clears what lay in its way. What is got counts as claimed.
-    pub fn take(&mut self, now: Tick) -> Taken<W> {
+    pub fn take(&mut self, now: Tick) -> Taken<Option<W>, W> {
         let mut taken = Taken {
             got: None,
             stale: Vec::new(),
@@ -135,6 +155,20 @@ impl<W: Stock> Core<W> {
             }
         }
         taken
+    }
+
+    /// Takes, or stands in line. One step and not two: a piece that came between them would lie in stock beside
+    /// somebody who waits for it.
+    pub fn take_or_join(&mut self, now: Tick) -> Taken<Served<W>, W> {
+        let Taken { got, stale, ending } = self.take(now);
+        let got = match got {
+            Some(piece) => Served::Piece(piece),
+            None => match self.join() {
+                Ok(place) => Served::InLine(place),
+                Err(refused) => Served::Refused(refused),
+            },
+        };
+        Taken { got, stale, ending }
     }
 
     /// Adds a piece that was not begun here (one that was re-adopted, say).
@@ -179,22 +213,18 @@ impl<W: Stock> Core<W> {
         piece.map(|piece| self.put(piece, now))
     }
 
-    /// Stands in line. Whoever stops waiting says so with [`leave`](Self::leave), and drops what may have arrived.
-    ///
-    /// # Errors
-    /// The line is full, or the pool closed.
-    pub fn join(&mut self) -> Result<(Turn, oneshot::Receiver<W>), LineError> {
+    fn join(&mut self) -> Result<InLine<W>, LineError> {
         if self.closed {
             return Err(LineError::Closed);
         }
         if self.line.len() >= WAITERS {
             return Err(LineError::Full);
         }
-        let (give, wait) = oneshot::channel();
+        let (give, arrives) = oneshot::channel();
         let turn = Turn(self.next_turn);
         self.next_turn += 1;
         self.line.insert(turn, give);
-        Ok((turn, wait))
+        Ok(InLine { turn, arrives })
     }
 
     /// Leaves the line. Harmless after the turn has come: the piece is then in the receiver, and belongs to whoever

@@ -3,7 +3,7 @@ use std::collections::{HashSet, VecDeque};
 use proptest::prelude::*;
 use tokio::sync::oneshot;
 
-use super::core::{Core, LineError, Placed, Stock, Turn, Usable, WAITERS};
+use super::core::{Core, InLine, LineError, Placed, Served, Stock, Usable, WAITERS};
 use crate::clock::Tick;
 
 /// Not `Clone`, like what the pool really keeps.
@@ -46,6 +46,14 @@ const NOW: Tick = Tick::from_nanos(0);
 
 fn ids(pieces: &[Piece]) -> Vec<u32> {
     pieces.iter().map(|piece| piece.id).collect()
+}
+
+fn join(core: &mut Core<Piece>) -> Result<InLine<Piece>, LineError> {
+    match core.take_or_join(NOW).got {
+        Served::Piece(piece) => panic!("{piece:?} was in stock"),
+        Served::InLine(place) => Ok(place),
+        Served::Refused(refused) => Err(refused),
+    }
 }
 
 fn stocked(core: &mut Core<Piece>, piece: Piece) {
@@ -101,20 +109,23 @@ fn what_ends_is_refused_and_swept() {
 #[tokio::test]
 async fn whoever_waited_longest_is_served_first_and_who_left_is_skipped() {
     let mut core = Core::new(8);
-    let (left, receiver) = core.join().unwrap();
-    let (_, second) = core.join().unwrap();
-    let (_, third) = core.join().unwrap();
-    drop(receiver);
-    let (fourth_turn, fourth) = core.join().unwrap();
-    core.leave(fourth_turn);
+    let left = join(&mut core).unwrap();
+    let second = join(&mut core).unwrap();
+    let third = join(&mut core).unwrap();
+    drop(left.arrives);
+    let fourth = join(&mut core).unwrap();
+    core.leave(fourth.turn);
     drop(fourth);
     core.begin(3);
     assert_eq!(core.counts().waiting, 3);
     assert!(matches!(core.made(Piece::new(1), NOW), Placed::Handed));
     assert!(matches!(core.made(Piece::new(2), NOW), Placed::Handed));
     assert!(matches!(core.made(Piece::new(3), NOW), Placed::Stocked));
-    assert_eq!((second.await.unwrap().id, third.await.unwrap().id), (1, 2));
-    core.leave(left);
+    assert_eq!(
+        (second.arrives.await.unwrap().id, third.arrives.await.unwrap().id),
+        (1, 2)
+    );
+    core.leave(left.turn);
     let counts = core.counts();
     assert_eq!(
         (counts.waiting, counts.making, counts.claimed, counts.warm),
@@ -125,10 +136,10 @@ async fn whoever_waited_longest_is_served_first_and_who_left_is_skipped() {
 #[test]
 fn the_line_has_an_end() {
     let mut core = Core::<Piece>::new(0);
-    let line: Vec<_> = (0..WAITERS).map(|_| core.join().unwrap()).collect();
-    assert_eq!(core.join().unwrap_err(), LineError::Full);
-    core.leave(line[7].0);
-    assert!(core.join().is_ok());
+    let line: Vec<_> = (0..WAITERS).map(|_| join(&mut core).unwrap()).collect();
+    assert_eq!(join(&mut core).unwrap_err(), LineError::Full);
+    core.leave(line[7].turn);
+    assert!(join(&mut core).is_ok());
 }
 
 #[test]
@@ -137,16 +148,16 @@ fn a_closed_pool_gives_its_stock_and_frees_its_line() {
     stocked(&mut core, Piece::new(1));
     stocked(&mut core, Piece::new(2));
     let taken = (core.take(NOW), core.take(NOW));
-    let (_, mut waiting) = core.join().unwrap();
+    let mut waiting = join(&mut core).unwrap();
     core.gone();
     core.gone();
     drop(taken);
     assert!(core.close().is_empty());
     assert_eq!(
-        waiting.try_recv().unwrap_err(),
+        waiting.arrives.try_recv().unwrap_err(),
         oneshot::error::TryRecvError::Closed
     );
-    assert_eq!(core.join().unwrap_err(), LineError::Closed);
+    assert_eq!(join(&mut core).unwrap_err(), LineError::Closed);
     assert!(matches!(core.put(Piece::new(3), NOW), Placed::Refused(_)));
     assert!(core.is_closed() && core.counts().claimed == 0);
 }
@@ -190,7 +201,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => Just(Step::Gone),
         1 => (0u32..3).prop_map(Step::Shrink),
     ];
-    prop::collection::vec(step, 1..300)
+    prop::collection::vec(step, 1..120)
 }
 
 /// What the world outside the pool holds.
@@ -198,11 +209,12 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 struct World {
     next: u32,
     /// Whoever waits, in the order they came; what arrived lies in the receiver.
-    line: VecDeque<(Turn, oneshot::Receiver<Piece>)>,
+    line: VecDeque<InLine<Piece>>,
     claimed: Vec<Piece>,
     given: HashSet<u32>,
     checking: Vec<Piece>,
     out: u32,
+    ended: usize,
 }
 
 impl World {
@@ -214,6 +226,20 @@ impl World {
     fn claim(&mut self, piece: Piece) -> Result<(), TestCaseError> {
         prop_assert!(self.given.insert(piece.id), "{} was given twice", piece.id);
         self.claimed.push(piece);
+        Ok(())
+    }
+
+    fn take_or_join(&mut self, core: &mut Core<Piece>) -> Result<(), TestCaseError> {
+        let taken = core.take_or_join(NOW);
+        self.checking.extend(taken.stale);
+        match taken.got {
+            Served::Piece(piece) => {
+                self.out += 1;
+                self.claim(piece)?;
+            }
+            Served::InLine(place) => self.line.push_back(place),
+            Served::Refused(refused) => prop_assert!(false, "{refused}"),
+        }
         Ok(())
     }
 
@@ -238,16 +264,17 @@ proptest! {
             prop_assert_eq!(counts.claimed, world.out);
             prop_assert_eq!(counts.checking as usize, world.checking.len());
             // Whoever waits and is still there has nothing while there is stock.
-            let starving = world.line.iter_mut().any(|(_, wait)| wait.is_empty() && !wait.is_terminated());
+            let starving = world.line.iter_mut().any(|place| place.arrives.is_empty() && !place.arrives.is_terminated());
             prop_assert!(!(starving && counts.warm > 0), "someone starves beside {counts:?}");
         }
         // Everything that came in is somewhere, once.
         let mut seen = HashSet::new();
-        let in_line = world.line.iter_mut().filter_map(|(_, wait)| wait.try_recv().ok());
+        let in_line = world.line.iter_mut().filter_map(|place| place.arrives.try_recv().ok());
         let all = world.claimed.into_iter().chain(world.checking).chain(in_line).chain(core.close());
         for piece in all {
             prop_assert!(seen.insert(piece.id), "{} is in two places", piece.id);
         }
+        prop_assert_eq!(seen.len() + world.ended, world.next as usize, "something was lost");
     }
 }
 
@@ -271,36 +298,36 @@ fn apply(step: Step, core: &mut Core<Piece>, world: &mut World) -> Result<(), Te
         }
         Step::Take => {
             let taken = core.take(NOW);
-            prop_assert!(taken.ending.is_empty());
             world.checking.extend(taken.stale);
             if let Some(piece) = taken.got {
                 world.out += 1;
                 world.claim(piece)?;
             }
         }
-        Step::Join if core.counts().warm == 0 => world.line.push_back(core.join().unwrap()),
+        Step::Join => world.take_or_join(core)?,
         Step::Leave(which) if which < world.line.len() => {
-            let (turn, mut wait) = world.line.remove(which).unwrap();
-            core.leave(turn);
-            if let Ok(piece) = wait.try_recv() {
+            let mut place = world.line.remove(which).unwrap();
+            core.leave(place.turn);
+            if let Ok(piece) = place.arrives.try_recv() {
                 world.claim(piece)?;
             }
         }
         Step::Vanish(which) if which < world.line.len() => {
             // Gone without a word; a piece that had arrived is dropped, which ends it.
-            let (_, mut wait) = world.line.remove(which).unwrap();
-            if let Ok(piece) = wait.try_recv() {
+            let mut place = world.line.remove(which).unwrap();
+            if let Ok(piece) = place.arrives.try_recv() {
                 world.claim(piece)?;
             }
         }
         Step::Receive(which) if which < world.line.len() => {
-            if let Ok(piece) = world.line[which].1.try_recv() {
+            if let Ok(piece) = world.line[which].arrives.try_recv() {
                 world.line.remove(which);
                 world.claim(piece)?;
             }
         }
         Step::Recheck(alive) => {
             if let Some(piece) = world.checking.pop() {
+                world.ended += usize::from(!alive);
                 let back = alive.then(|| Piece::new(piece.id));
                 if let Some(placed) = core.rechecked(back, NOW) {
                     world.placed(placed)?;
@@ -311,10 +338,11 @@ fn apply(step: Step, core: &mut Core<Piece>, world: &mut World) -> Result<(), Te
             if world.claimed.pop().is_some() {
                 core.gone();
                 world.out -= 1;
+                world.ended += 1;
             }
         }
-        Step::Shrink(count) => drop(core.shrink(count)),
-        Step::Join | Step::Leave(_) | Step::Vanish(_) | Step::Receive(_) => {}
+        Step::Shrink(count) => world.ended += core.shrink(count).len(),
+        Step::Leave(_) | Step::Vanish(_) | Step::Receive(_) => {}
     }
     Ok(())
 }

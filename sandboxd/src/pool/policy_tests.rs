@@ -178,7 +178,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => Just(Step::HasRoom),
         1 => (0u32..20, 0u32..40).prop_map(|(warm, max)| Step::Bounds(warm, max)),
     ];
-    prop::collection::vec(step, 1..200)
+    prop::collection::vec(step, 1..80)
 }
 
 proptest! {

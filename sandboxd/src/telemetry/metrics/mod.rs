@@ -3,31 +3,35 @@
 //! [`Metrics::new`] registers all of them. A room keeps the struct that is its own, and per pool a handle that it got
 //! once: recording is then a few atomic additions, without a lock, a hash or an allocation.
 
+mod claim;
 mod histogram;
 mod names;
+mod process;
+mod refill;
 mod series;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use prometheus_client::{
-    collector::Collector,
-    encoding::{DescriptorEncoder, EncodeMetric as _, text},
-    metrics::{family::Family, gauge::ConstGauge},
+    encoding::text,
+    metrics::family::Family,
     registry::{Metric as Registrable, Registry},
 };
 
 use self::names::Metric;
 pub use self::{
+    claim::{ClaimMetrics, ClaimSeries, ClaimTimes},
     histogram::Histogram,
     names::{ClaimStep, DroppedAt, EndedWhy, Outcome, RefillStep, SandboxState},
-    series::{
-        ClaimMetrics, ClaimSeries, ClaimTimes, JournalMetrics, NodeMetrics, PoolGauges, PoolMetrics,
-        PoolNumbers, RefillMetrics, RefillSeries, RefillTimes, SandboxMetrics,
-    },
+    refill::{RefillMetrics, RefillSeries, RefillTimes},
+    series::{JournalMetrics, NodeMetrics, PoolGauges, PoolMetrics, PoolNumbers, SandboxMetrics},
 };
-use crate::words::Name;
+use crate::{
+    clock::{Clock, Tick},
+    words::Name,
+};
 
 /// All metrics of the daemon.
 pub struct Metrics {
@@ -57,7 +61,7 @@ impl Metrics {
     #[must_use]
     pub fn new() -> Self {
         let mut registry = Registry::default();
-        registry.register_collector(Box::new(Process));
+        registry.register_collector(Box::new(process::Process));
         let mut book = Book(registry.sub_registry_with_prefix("sandboxd"));
         Self {
             claim: ClaimMetrics::register(&mut book),
@@ -108,33 +112,10 @@ impl Book<'_> {
     }
 }
 
-/// What the kernel says of this process, read when asked.
-#[derive(Debug)]
-struct Process;
-
-impl Collector for Process {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let values = [
-            ("process_resident_memory_bytes", "Memory in use", resident()),
-            ("process_open_fds", "Open file descriptors", open_fds()),
-        ];
-        for (name, help, value) in values {
-            // What cannot be read is left out, not shown as zero.
-            if let Some(value) = value {
-                let gauge = ConstGauge::new(value);
-                gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
-            }
-        }
-        Ok(())
-    }
-}
-
-fn resident() -> Option<i64> {
-    let text = std::fs::read_to_string("/proc/self/statm").ok()?;
-    let pages: u64 = text.split_ascii_whitespace().nth(1)?.parse().ok()?;
-    i64::try_from(pages * rustix::param::page_size() as u64).ok()
-}
-
-fn open_fds() -> Option<i64> {
-    i64::try_from(std::fs::read_dir("/proc/self/fd").ok()?.count()).ok()
+/// Time since `last`, which becomes now.
+fn lap(clock: &Clock, last: &mut Tick) -> Duration {
+    let now = clock.tick();
+    let time = now.since(*last);
+    *last = now;
+    time
 }
