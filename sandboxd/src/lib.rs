@@ -14,6 +14,7 @@ pub mod doctor;
 pub mod faults;
 pub mod feed;
 pub mod link;
+pub mod journal;
 pub mod names;
 pub mod pool;
 pub mod sys;
