@@ -7,6 +7,7 @@ pub mod clock;
 pub mod disk;
 pub mod faults;
 pub mod feed;
+pub mod image;
 pub mod names;
 pub mod sys;
 pub mod tasks;
