@@ -5,6 +5,7 @@
 
 pub mod clock;
 pub mod disk;
+pub mod engine;
 pub mod faults;
 pub mod feed;
 pub mod image;

@@ -79,7 +79,10 @@ impl Manifest {
             ));
         }
         let root = manifest.rootfs.as_ref().map(|root| root.file.as_str());
-        for file in [&*manifest.kernel.file, &*manifest.initrd.file].into_iter().chain(root) {
+        for file in [&*manifest.kernel.file, &*manifest.initrd.file]
+            .into_iter()
+            .chain(root)
+        {
             if file.is_empty() || file.contains('/') || file.contains('\0') || file.starts_with('.') {
                 return Err(format!("{file:?} is not the name of a file beside the manifest"));
             }
@@ -129,7 +132,12 @@ pub(super) fn read(dir: &Path, asked: &str) -> Result<Vec<u8>, ImageError> {
     };
     let file = match File::open(&path) {
         Ok(file) => file,
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+            ) =>
+        {
             return Err(ImageError::NotFound {
                 name: asked.to_owned(),
                 dir: dir.to_owned(),

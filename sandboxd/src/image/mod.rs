@@ -183,7 +183,9 @@ fn open_checked(dir: &Path, name: &str, expected: Digest) -> Result<File, ImageE
     if found == expected {
         Ok(file)
     } else {
-        Err(damaged(format!("its SHA-256 is {found}, the manifest says {expected}")))
+        Err(damaged(format!(
+            "its SHA-256 is {found}, the manifest says {expected}"
+        )))
     }
 }
 

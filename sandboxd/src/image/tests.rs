@@ -91,16 +91,25 @@ fn the_catalog_finds_by_name_or_path_and_hashes_once() {
     disk(&dir, "vmlinuz", b"forged");
     assert_eq!(catalog.find("busybox").unwrap().digest(), image.digest());
     build(&dir, |json| json["built_at"] = "later".into());
-    assert_ne!(catalog.find(dir.to_str().unwrap()).unwrap().digest(), image.digest());
+    assert_ne!(
+        catalog.find(dir.to_str().unwrap()).unwrap().digest(),
+        image.digest()
+    );
     for missing in ["debian", "../busybox", "", "/nowhere"] {
-        assert!(matches!(catalog.find(missing), Err(ImageError::NotFound { .. })), "{missing}");
+        assert!(
+            matches!(catalog.find(missing), Err(ImageError::NotFound { .. })),
+            "{missing}"
+        );
     }
 }
 
 #[test]
 fn digests_have_one_spelling() {
     let text = Digest::of(b"").to_string();
-    assert_eq!(text, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+    assert_eq!(
+        text,
+        "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    );
     assert_eq!(text.parse(), Ok(Digest::of(b"")));
     for bad in ["", "00", &text.to_uppercase(), &text.replacen("e", "", 1)] {
         assert_eq!(bad.parse::<Digest>(), Err(DigestError));
