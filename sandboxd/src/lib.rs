@@ -5,6 +5,7 @@
 
 pub mod access;
 pub mod agent;
+pub mod api;
 pub mod clock;
 pub mod disk;
 pub mod faults;
