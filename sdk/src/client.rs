@@ -255,10 +255,11 @@ impl Client {
         F: Future<Output = Result<Response<R>, Status>>,
     {
         let limit = terms.limit.unwrap_or(self.0.timeout);
-        retry::call(terms.repeat, Some(limit), |left| {
+        // Boxed, so that the futures of callers stay small.
+        Box::pin(retry::call(terms.repeat, Some(limit), |left| {
             let sent = send(self.clone(), self.request(message.clone(), terms.token, left));
             async { sent.await.map(Response::into_inner) }
-        })
+        }))
         .await
     }
 
@@ -270,10 +271,10 @@ impl Client {
         F: Future<Output = Result<Response<R>, Status>>,
     {
         let limit = terms.limit.unwrap_or(self.0.timeout);
-        retry::call(terms.repeat, Some(limit), |_left| {
+        Box::pin(retry::call(terms.repeat, Some(limit), |_left| {
             let sent = send(self.clone(), self.request(message.clone(), terms.token, None));
             async { sent.await.map(Response::into_inner) }
-        })
+        }))
         .await
     }
 }

@@ -1,22 +1,15 @@
 //! The library against a daemon that answers by script.
-#![expect(
-    clippy::unwrap_used,
-    clippy::disallowed_methods,
-    clippy::wildcard_enum_match_arm,
-    clippy::indexing_slicing,
-    reason = "tests"
-)]
+#![expect(clippy::unwrap_used, clippy::disallowed_methods, reason = "tests")]
 
 mod support;
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use sandbox_sdk::{
-    Client, ErrorKind, Event, How, Origin, Reason, Token,
-    admin::SandboxFilter,
-    v1::{claims_watch_reply, exec_in},
+    Client, ErrorKind, Event, How, Origin, Reason, Token, admin::SandboxFilter, v1::claims_watch_reply,
 };
 use support::{Mock, Plan, refusal};
+use tokio::sync::Notify;
 
 const SOON: Option<Duration> = Some(Duration::from_millis(1));
 
@@ -332,7 +325,6 @@ async fn a_signal_ends_a_program_and_the_exit_ends_the_input() {
     within(stdin.closed()).await;
     signaller.signal(9).await;
     assert_eq!(mock.seen().signals, [15]);
-    drop(exec_in::M::StdinClose(sandbox_sdk::v1::StdinClose {}));
 }
 
 #[tokio::test]
@@ -350,12 +342,9 @@ async fn dropping_a_call_drops_both_halves() {
     within(stdin.closed()).await;
     assert!(stdin.write("x").await.is_err());
 
-    let output = sandbox.exec(["sleep"]).output();
-    assert!(
-        tokio::time::timeout(Duration::from_millis(200), output)
-            .await
-            .is_err()
-    );
+    let output = tokio::spawn(sandbox.exec(["sleep"]).output());
+    mock.until(|seen| seen.starts.len() == 2).await;
+    output.abort();
     mock.until(|seen| seen.cancelled == 2).await;
 }
 
@@ -428,6 +417,20 @@ async fn many_calls_share_one_connection() {
         done.unwrap();
     }
     assert_eq!(mock.seen().calls["ping"], 300);
+}
+
+#[tokio::test]
+async fn a_slow_call_holds_up_no_other() {
+    let mock = Mock::start();
+    let client = client(&mock).await;
+    let gate = Arc::new(Notify::new());
+    mock.plan("info", Plan::Gate(gate.clone()));
+    let caller = client.clone();
+    let slow = tokio::spawn(async move { caller.node().info().await });
+    mock.until(|seen| seen.calls.contains_key("info")).await;
+    within(client.node().ping()).await.unwrap();
+    gate.notify_one();
+    assert!(within(slow).await.unwrap().unwrap().ready);
 }
 
 #[tokio::test]

@@ -7,6 +7,8 @@
 //! Cancel safety: dropping a call resets its stream, both halves.
 
 mod address;
+#[cfg(test)]
+mod tests;
 mod tls;
 mod wire;
 

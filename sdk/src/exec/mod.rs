@@ -176,8 +176,12 @@ impl Exec {
     ///
     /// # Errors
     /// As [`stream`](Self::stream); a program that fails is not an error, see [`Output::status`].
-    pub async fn output(mut self) -> Result<Output, Error> {
+    pub async fn output(self) -> Result<Output, Error> {
         self.checked()?;
+        Box::pin(self.collect()).await
+    }
+
+    async fn collect(mut self) -> Result<Output, Error> {
         if matches!(self.stdin, Stdin::Piped) {
             self.stdin = Stdin::Fixed(Bytes::new());
         }

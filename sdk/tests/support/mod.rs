@@ -16,7 +16,7 @@ use sandbox_sdk::{
 use tokio::{
     net::UnixListener,
     runtime::Runtime,
-    sync::{mpsc, watch},
+    sync::{Notify, mpsc, watch},
 };
 use tokio_stream::{Stream, StreamExt as _, wrappers::UnixListenerStream};
 use tonic::{Request, Response, Status, Streaming, metadata::MetadataMap};
@@ -31,6 +31,8 @@ pub(crate) enum Plan {
     Fail(Status),
     /// Never answers.
     Hang,
+    /// Answers once this is notified.
+    Gate(Arc<Notify>),
 }
 
 /// What was seen.
@@ -246,6 +248,10 @@ impl Service {
             None => Ok(()),
             Some(Plan::Fail(status)) => Err(status),
             Some(Plan::Hang) => std::future::pending().await,
+            Some(Plan::Gate(gate)) => {
+                gate.notified().await;
+                Ok(())
+            }
         }
     }
 }
@@ -473,7 +479,7 @@ impl Program {
         match &m {
             exec_out::M::Stdout(chunk) => self.written.0 += chunk.data.len() as u64,
             exec_out::M::Stderr(chunk) => self.written.1 += chunk.data.len() as u64,
-            _ => {}
+            exec_out::M::Started(_) | exec_out::M::Exit(_) => {}
         }
         drop(self.output.send(out(m)).await);
     }
@@ -518,6 +524,7 @@ impl Program {
                 }
                 self.exit(Code(0), false).await;
             }
+            "true" => self.exit(Code(0), false).await,
             "exit" => self.exit(Code(number()), false).await,
             "kill" => self.exit(Signal(number()), false).await,
             "late" => self.exit(Signal(9), true).await,
@@ -538,22 +545,17 @@ impl Program {
                 let ended = self.cat().await;
                 self.exit(ended, false).await;
             }
-            // Until a signal comes, or its client goes.
+            // Until a signal comes, or its client goes; its word says that it runs.
             _ => {
-                let ended = tokio::select! {
-                    ended = self.cat() => ended,
-                    () = std::future::pending() => unreachable!(),
-                };
-                match ended {
-                    Signal(_) => self.exit(ended, false).await,
-                    Code(_) => {
-                        self.output.closed().await;
-                        return;
-                    }
+                self.say(exec_out::M::Stdout(chunk("ready"))).await;
+                match self.cat().await {
+                    ended @ Signal(_) => self.exit(ended, false).await,
+                    Code(_) => self.output.closed().await,
                 }
             }
         }
-        guard.1 = true;
+        // Whoever is gone before the end has cancelled.
+        guard.1 = !self.output.is_closed();
     }
 
     /// Gives back its input, until that ends or a signal comes.
