@@ -22,7 +22,7 @@ use crate::{
     conditions::{Conditions, Kind},
     control::{self, Control, Facts, machine::Machine},
     events::Events,
-    gate::{Gate, Turn},
+    gate::{Gate, State, Turn},
     link::{Link, Serves, Source},
     places::Places,
     run::{RunConfig, RunError, Runner},
@@ -128,13 +128,13 @@ impl Running {
         let events = Events::default();
         let gate = Gate::new();
         let conditions = Conditions::new(events.clone());
-        conditions.holds(Kind::NoContainment, setup.cgroup_root.is_none());
         let work = setup.cgroup_root.as_ref().map(|root| root.join("work"));
-        let runner = Runner::start(RunConfig {
+        let runner = Runner::start(&RunConfig {
             cgroup_root: setup.cgroup_root,
             pid1: setup.pid1,
         })
         .map_err(ServeError::Run)?;
+        conditions.holds(Kind::NoContainment, !runner.contains());
         let (told, power_off) = watch::channel(false);
         let parts = control::Parts {
             gate: gate.clone(),
@@ -196,9 +196,15 @@ impl Running {
 
     /// The stop order: no new programs, none left, everybody told, nobody left.
     async fn stop(self) {
+        // Who is frozen hears no TERM.
+        let grace = if self.gate.state() == State::Quiesced {
+            Duration::ZERO
+        } else {
+            GRACE
+        };
         // Every state leads to Stopping.
         drop(self.gate.turn(Turn::Stop));
-        self.runner.stop(GRACE).await;
+        self.runner.stop(grace).await;
         self.events.close();
         self.links_end.send_replace(true);
         for link in self.links {
@@ -240,7 +246,7 @@ async fn follow(conditions: Conditions, work: PathBuf, events: Events) {
 }
 
 /// `env` of the image: `KEY=VALUE` a line; no file, no variables.
-fn image_env(places: &Places) -> Result<Arc<[EnvVar]>, ServeError> {
+fn image_env(places: &Places) -> Result<Arc<Vec<EnvVar>>, ServeError> {
     use io::Read as _;
     let path = places.etc_silkd.join("env");
     let fail = |source| ServeError::Env {
@@ -258,11 +264,13 @@ fn image_env(places: &Places) -> Result<Arc<[EnvVar]>, ServeError> {
     if u64::try_from(text.len()).map_or(true, |length| length > ENV) {
         return Err(fail(io::ErrorKind::FileTooLarge.into()));
     }
-    parse_env(&text).ok_or_else(|| fail(io::Error::other("expected KEY=VALUE on every line")))
+    parse_env(&text)
+        .map(Arc::new)
+        .ok_or_else(|| fail(io::Error::other("expected KEY=VALUE on every line")))
 }
 
 /// Pure; `None` for a line that is neither empty, nor a comment, nor a variable.
-fn parse_env(text: &[u8]) -> Option<Arc<[EnvVar]>> {
+fn parse_env(text: &[u8]) -> Option<Vec<EnvVar>> {
     text.split(|byte| *byte == b'\n')
         .filter(|line| !line.is_empty() && !line.starts_with(b"#"))
         .map(|line| {

@@ -1,6 +1,6 @@
 //! From the process's arguments to a running agent: PID 1, or test mode.
 //!
-//! May call: boot, control, events, link, places, serve, sys.
+//! May call: boot, control, events, link, places, scratch, serve, sys.
 //! Never inside: what is served.
 
 use std::{
@@ -23,6 +23,7 @@ use crate::{
     events::console,
     link::{Source, open_ports},
     places::{Places, suffixed},
+    scratch::Scratch,
     serve::{Port, Setup, serve},
     sys,
 };
@@ -120,9 +121,7 @@ fn test_mode(socket: &Path) -> Result<(), Box<dyn Error>> {
     let folder = suffixed(socket, ".d");
     make_folders(&places).map_err(|error| format!("{}: {error}", folder.display()))?;
     let machine = Machine::recorded(&folder.join("record"))?;
-    // Orphans of programs become ours, as they would be PID 1's.
-    rustix::process::set_child_subreaper(Some(getpid()))?;
-    let group = own_group();
+    let group = Scratch::new(getpid().as_raw_nonzero().get());
     let egress = suffixed(socket, ".egress");
     let runtime = runtime()?;
     let outcome = runtime.block_on(async {
@@ -138,10 +137,12 @@ fn test_mode(socket: &Path) -> Result<(), Box<dyn Error>> {
                 agent: false,
             },
         ];
+        // For whoever started it: from here on a connection is answered.
+        console(&format!("serving {}", socket.display()));
         let served = serve(Setup {
             places,
             machine: machine.clone(),
-            cgroup_root: group.clone(),
+            cgroup_root: group.as_ref().map(|group| group.path().to_owned()),
             pid1: false,
             ports,
         });
@@ -151,10 +152,6 @@ fn test_mode(socket: &Path) -> Result<(), Box<dyn Error>> {
     });
     // Whoever looks for the agent finds it gone, not dead.
     drop([fs::remove_file(socket), fs::remove_file(&egress)]);
-    if let Some(group) = group {
-        // What still runs in it keeps it.
-        drop(fs::remove_dir(group));
-    }
     outcome
 }
 
@@ -170,28 +167,6 @@ fn listen(path: &Path) -> Result<tokio::net::UnixListener, Box<dyn Error>> {
     let listener = UnixListener::bind(path).map_err(|error| format!("{}: {error}", path.display()))?;
     listener.set_nonblocking(true)?;
     Ok(tokio::net::UnixListener::from_std(listener)?)
-}
-
-/// A cgroup of test mode's own, below the one that this process is in; none where there is no cgroup2 or no right to
-/// make one.
-fn own_group() -> Option<PathBuf> {
-    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
-    let own = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let parent = group_of(&mounts, &own)?;
-    let group = parent.join(format!("silkd-{}", getpid().as_raw_nonzero()));
-    fs::create_dir(&group).ok()?;
-    Some(group)
-}
-
-/// Where this process's cgroup2 is, by `mountinfo` and `cgroup` of `/proc/self`. Pure.
-fn group_of(mounts: &str, own: &str) -> Option<PathBuf> {
-    let mount = mounts.lines().find_map(|line| {
-        let (before, after) = line.split_once(" - ")?;
-        after.starts_with("cgroup2 ").then(|| before.split(' ').nth(4))?
-    })?;
-    let inner = own.lines().find_map(|line| line.strip_prefix("0::/"))?;
-    // A process outside of its namespace's root has no folder here.
-    (!inner.starts_with("..")).then(|| Path::new(mount).join(inner))
 }
 
 /// An error with its causes.
@@ -230,19 +205,6 @@ mod tests {
         ] {
             assert_eq!(of(false, bad), Mode::Usage);
         }
-    }
-
-    #[test]
-    fn the_unified_group_is_found_on_both_kinds_of_host() {
-        let hybrid = "33 32 0:28 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
-                      34 32 0:29 / /sys/fs/cgroup/unified rw,nosuid shared:9 - cgroup2 cgroup2 rw\n";
-        let own = "4:memory:/a\n0::/user.slice\n";
-        let expected = PathBuf::from("/sys/fs/cgroup/unified/user.slice");
-        assert_eq!(group_of(hybrid, own), Some(expected));
-        let root = group_of("30 1 0:2 / /sys/fs/cgroup rw - cgroup2 none rw", "0::/");
-        assert_eq!(root, Some(PathBuf::from("/sys/fs/cgroup/")));
-        assert_eq!(group_of("", own), None);
-        assert_eq!(group_of(hybrid, "0::/../x"), None);
     }
 
     #[test]

@@ -1,38 +1,35 @@
-//! Placeholder.
-use crate::{
-    gate::Permit,
-    refusal::Refusal,
-    run::{ClaimDefaults, ExecCtx, ExecStream, Runner},
-};
+//! Exec: the first message decides, the rest is `run`'s.
+
 use sandbox_protocol::{
     reason::Reason,
-    v1::{EnvVar, ExecIn, exec_in},
+    v1::{ExecIn, exec_in::M},
 };
-use std::sync::Arc;
-use tonic::{Status, Streaming};
-/// Placeholder.
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::{
+    refusal::Refusal,
+    run::{ExecCtx, ExecStream, Runner},
+};
+
+/// Answers one Exec. Cancel safe: dropped, it leaves nothing running.
+///
+/// # Errors
+/// `INVALID_COMMAND` when the call does not begin with a start, and the reasons of [`Runner::exec`].
 pub async fn exec(
     runner: &Runner,
-    gate: Permit,
-    base_env: Arc<[EnvVar]>,
-    claim: Arc<ClaimDefaults>,
-    mut input: Streaming<ExecIn>,
-) -> Result<ExecStream, Status> {
-    let first = match input.message().await? {
-        Some(ExecIn {
-            m: Some(exec_in::M::Start(start)),
-        }) => start,
-        _ => return Err(Refusal::new(Reason::InvalidCommand, "start first").into()),
-    };
-    Ok(runner
-        .exec(
-            ExecCtx {
-                gate,
-                base_env,
-                claim,
-            },
-            first,
-            input,
+    ctx: ExecCtx,
+    request: Request<Streaming<ExecIn>>,
+) -> Result<Response<ExecStream>, Status> {
+    let mut input = request.into_inner();
+    let no_start = || {
+        Refusal::new(
+            Reason::InvalidCommand,
+            "the first message of an Exec is its start",
         )
-        .await?)
+    };
+    let first = input.message().await?.and_then(|message| message.m);
+    let Some(M::Start(start)) = first else {
+        return Err(no_start().into());
+    };
+    Ok(Response::new(runner.exec(ctx, start, input).await?))
 }

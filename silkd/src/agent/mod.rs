@@ -25,7 +25,7 @@ use tonic::{Request, Response, Status, Streaming};
 use crate::{
     control::{Facts, Parts as ControlParts},
     refusal::Refusal,
-    run::ExecStream,
+    run::{ExecCtx, ExecStream},
 };
 
 /// What the service is made of.
@@ -34,7 +34,7 @@ pub struct Parts {
     /// Shared with control.
     pub control: ControlParts,
     /// The image's environment.
-    pub base_env: Arc<[EnvVar]>,
+    pub base_env: Arc<Vec<EnvVar>>,
     /// False in test mode.
     pub pid1: bool,
     /// When silkd started, since the machine's boot.
@@ -70,10 +70,13 @@ impl AgentService for Agent {
     async fn exec(&self, request: Request<Streaming<ExecIn>>) -> Result<Response<UntilSleep>, Status> {
         let permit = self.parts.control.gate.permit()?;
         let sleep = Box::pin(permit.hibernated());
-        let (env, claim) = (self.parts.base_env.clone(), self.facts.claim());
-        let runner = &self.parts.control.runner;
-        let stream = exec::exec(runner, permit, env, claim, request.into_inner()).await?;
-        Ok(Response::new(UntilSleep {
+        let ctx = ExecCtx {
+            gate: permit,
+            base_env: self.parts.base_env.clone(),
+            claim: self.facts.claim(),
+        };
+        let response = Box::pin(exec::exec(&self.parts.control.runner, ctx, request)).await?;
+        Ok(response.map(|stream| UntilSleep {
             stream: Some(stream),
             sleep,
         }))

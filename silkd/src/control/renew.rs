@@ -24,7 +24,7 @@ use crate::{
     clock,
     gate::{State, Turn},
     refusal::{Escaped, Refusal},
-    run::{HookOutcome, RunError},
+    run::{HookEnd, HookOutcome, RunError},
 };
 
 /// For one hook, and for all of a renewal.
@@ -202,15 +202,11 @@ impl Actor {
 }
 
 fn judged(name: String, outcome: &HookOutcome) -> Result<(), RenewError> {
-    let how = if outcome.timed_out {
-        "took more than its time".to_owned()
-    } else {
-        match (outcome.code, outcome.signal) {
-            (Some(0), _) => return Ok(()),
-            (Some(code), _) => format!("exit code {code}"),
-            (None, Some(signal)) => format!("ended by signal {signal}"),
-            (None, None) => "ended in no known way".to_owned(),
-        }
+    let how = match outcome.end {
+        HookEnd::Code(0) => return Ok(()),
+        HookEnd::Code(code) => format!("exit code {code}"),
+        HookEnd::Signal(signal) => format!("ended by signal {signal}"),
+        HookEnd::TimedOut => "took more than its time".to_owned(),
     };
     let from = outcome.output.len().saturating_sub(OUTPUT);
     let tail = outcome.output.get(from..).unwrap_or_default();
@@ -320,17 +316,15 @@ mod tests {
 
     #[test]
     fn a_hook_is_judged_by_its_end() {
-        let outcome = |code, signal, timed_out| HookOutcome {
-            code,
-            signal,
-            timed_out,
+        let outcome = |end| HookOutcome {
+            end,
             output: b"last\nwords".to_vec(),
         };
-        assert!(judged("x".into(), &outcome(Some(0), None, false)).is_ok());
+        assert!(judged("x".into(), &outcome(HookEnd::Code(0))).is_ok());
         for (outcome, words) in [
-            (outcome(Some(3), None, false), "exit code 3"),
-            (outcome(None, Some(9), false), "signal 9"),
-            (outcome(None, Some(9), true), "more than its time"),
+            (outcome(HookEnd::Code(3)), "exit code 3"),
+            (outcome(HookEnd::Signal(9)), "signal 9"),
+            (outcome(HookEnd::TimedOut), "more than its time"),
         ] {
             let refusal = Refusal::from(judged("10-a".into(), &outcome).unwrap_err());
             assert_eq!(refusal.reason, Reason::RenewFailed);
