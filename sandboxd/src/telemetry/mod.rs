@@ -10,4 +10,4 @@ pub mod metrics;
 pub mod span;
 mod text;
 
-pub use text::GuestText;
+pub use text::{GuestText, chain};
