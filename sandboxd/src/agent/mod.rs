@@ -24,7 +24,18 @@ pub use self::{
     local::Local,
     words::{Condition, ConditionName, State},
 };
-use crate::telemetry::GuestText;
+use std::sync::Arc;
+
+use sandbox_protocol::{
+    limits,
+    v1::{AgentState, LinkHello},
+};
+
+use crate::{
+    clock::Clock,
+    link::{Link, Opened},
+    telemetry::GuestText,
+};
 
 /// What silkd did not do for the host.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +77,23 @@ pub enum AgentError {
         /// How long was waited.
         after: std::time::Duration,
     },
+}
+
+/// A link to a guest that is none: the stub engine's, answered in this process.
+#[must_use]
+pub fn local_link(clock: Clock) -> Opened {
+    let hello = LinkHello {
+        proto_min: limits::PROTO_MIN,
+        proto_max: limits::PROTO_MAX,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        state: AgentState::Fresh.into(),
+        generation: 0,
+    };
+    Opened {
+        link: Link::in_process(Arc::new(Local), clock),
+        hello,
+        proto: limits::PROTO_MAX,
+    }
 }
 
 #[cfg(test)]

@@ -10,11 +10,20 @@
 //! Cancel safety: a caller who leaves drops the future of its call; a forwarded call is reset in the guest at once.
 
 mod auth;
+mod claims;
+pub mod desk;
 mod forward;
 mod front;
+mod guests;
 mod health;
 mod listen;
+mod node;
+mod parse;
+mod pools;
 mod reason;
+mod routes;
+mod stream;
+mod templates;
 mod tls;
 mod trace;
 
@@ -25,6 +34,7 @@ pub use self::{
     health::{Health, reflection},
     listen::{Listener, Server, tcp, unix},
     reason::Refusal,
+    routes::routes,
     tls::Certificates,
 };
 

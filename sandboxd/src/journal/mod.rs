@@ -30,7 +30,7 @@ mod tests;
 
 use std::{io, sync::Arc};
 
-use sandbox_protocol::id::SandboxId;
+use sandbox_protocol::{id::SandboxId, reason::Reason};
 use tokio::sync::watch;
 
 pub use self::{
@@ -88,6 +88,19 @@ pub enum AppendError {
         /// Its length, framing excluded.
         bytes: usize,
     },
+}
+
+impl AppendError {
+    /// Its reason at the border.
+    #[must_use]
+    pub const fn reason(&self) -> Reason {
+        match self {
+            Self::Full => Reason::JournalFull,
+            Self::Failed => Reason::JournalFailed,
+            // What makes a record that long is bounded at the border.
+            Self::TooLong { .. } => Reason::Bug,
+        }
+    }
 }
 
 /// Whether the journal takes records.
