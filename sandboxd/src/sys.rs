@@ -2,10 +2,7 @@
 //!
 //! May call: nothing.
 //! Never inside: a decision. One operation a block, with SAFETY and why no safe way exists.
-#![expect(
-    unsafe_code,
-    reason = "the one home of what rustix has no safe call for"
-)]
+#![expect(unsafe_code, reason = "the one home of what rustix has no safe call for")]
 
 use std::{
     io,
@@ -135,6 +132,7 @@ fn ignore_file_size_signal() -> io::Result<()> {
     } else {
         Ok(())
     }
+}
 
 /// Supplementary groups of the process at the other end of a connected Unix socket, as of its connecting
 /// (`SO_PEERGROUPS`, Linux 4.13).
@@ -192,7 +190,7 @@ pub fn passed_sockets(count: u16) -> io::Result<Vec<OwnedFd>> {
             // SAFETY: it is not negative, and used at once, for a call that only fails if nothing is open there. There
             // is no safe way to name a descriptor by its number.
             let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
-            rustix::io::fcntl_setfd(borrowed, rustix::io::FdFlags::CLOEXEC)?;
+            rustix::io::fcntl_setfd(borrowed, FdFlags::CLOEXEC)?;
             // SAFETY: it is open, as the line above showed, and whoever started this process left it to it; the flag
             // above hands each out once. There is no safe way to own a descriptor by its number.
             Ok(unsafe { OwnedFd::from_raw_fd(fd) })
@@ -223,6 +221,9 @@ mod tests {
         for bad in ["", "77 (cat", "x (cat) S 1", "77 (cat) S 1 2 3"] {
             assert_eq!(pid_and_start(bad.as_bytes()), None, "{bad:?}");
         }
+    }
+
+    #[test]
     fn own_groups_are_seen_through_a_socket() {
         let (here, _there) = std::os::unix::net::UnixStream::pair().unwrap();
         let mut seen = peer_groups(&here).unwrap();

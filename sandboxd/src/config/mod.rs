@@ -107,6 +107,15 @@ impl Config {
         Self::parse(&text, path, host).map_err(ConfigError::Wrong)
     }
 
+    /// What an empty file says.
+    ///
+    /// # Panics
+    /// Never: that the defaults are sound is tested.
+    #[must_use]
+    pub fn defaults(host: &Host) -> Self {
+        Self::parse("", Path::new(DEFAULT_FILE), host).expect("the defaults are sound")
+    }
+
     /// Checks the text of a file; `path` only stands in what is told.
     ///
     /// # Errors

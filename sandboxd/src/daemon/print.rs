@@ -123,6 +123,16 @@ impl Printer {
         out.flush()
     }
 
+    /// A line that is the same for people and programs.
+    ///
+    /// # Errors
+    /// Stdout's.
+    pub fn line(self, line: &impl std::fmt::Display) -> io::Result<()> {
+        let mut out = io::stdout().lock();
+        writeln!(out, "{line}")?;
+        out.flush()
+    }
+
     /// A line of progress on stderr; nothing for programs.
     pub fn progress(self, text: &str) {
         if !self.json {

@@ -12,6 +12,7 @@
 //! Cancel safety: dropping a future of [`Engine`] may leave a directory, never a process that runs on: a later
 //! [`Engine::reap`] of that slot removes it. Futures of [`Machine`] may be dropped and called again.
 
+mod ask;
 mod capture;
 mod cgroup;
 mod error;
@@ -24,6 +25,7 @@ pub mod stub;
 
 use std::{fmt, future::Future, io, path::Path, pin::Pin};
 
+pub use ask::version_of;
 pub use capture::{Capture, CaptureError, CaptureManifest, ImageRef, Stale};
 pub use error::EngineError;
 use serde::{Deserialize, Serialize};
