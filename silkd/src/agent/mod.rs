@@ -1,0 +1,4 @@
+//! x
+
+pub mod exec;
+pub mod reason;
