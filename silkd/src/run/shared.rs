@@ -127,12 +127,13 @@ impl Shared {
             .collect()
     }
 
-    pub(super) async fn order(&self, order: Order) -> Result<(), Order> {
-        let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        match orders {
-            Some(orders) => orders.send(order).await.map_err(|refused| refused.0),
-            None => Err(order),
-        }
+    /// Hands a start to the spawn thread; gives whether there is one to take it. The queue holds as many as are
+    /// admitted, so it is never full.
+    pub(super) fn order(&self, order: Order) -> bool {
+        let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
+        orders
+            .as_ref()
+            .is_some_and(|orders| orders.try_send(order).is_ok())
     }
 
     pub(super) fn put(&self, leaf: leaf::Leaf) {

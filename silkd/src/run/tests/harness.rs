@@ -108,11 +108,32 @@ pub(super) struct Guest {
     pub(super) runner: Runner,
     pub(super) gate: Gate,
     pub(super) client: AgentClient<Dialled>,
-    cgroup: Option<PathBuf>,
+    cgroup: Option<OwnCgroup>,
 }
 
-/// A cgroup2 directory of our own. Needs root, as `make test` has it.
-fn own_cgroup() -> PathBuf {
+/// A cgroup2 directory of our own, ended and removed when dropped. Needs root, as `make test` has it.
+#[derive(Debug)]
+pub(super) struct OwnCgroup(PathBuf);
+
+impl Drop for OwnCgroup {
+    fn drop(&mut self) {
+        // A clean end has removed it; what a failed test left is killed, and removed as far as that goes.
+        let work = self.0.join("work");
+        let kill = std::fs::OpenOptions::new()
+            .write(true)
+            .open(work.join("cgroup.kill"));
+        if let Ok(mut kill) = kill {
+            std::io::Write::write_all(&mut kill, b"1").ok();
+        }
+        for leaf in std::fs::read_dir(&work).into_iter().flatten().flatten() {
+            std::fs::remove_dir(leaf.path()).ok();
+        }
+        std::fs::remove_dir(&work).ok();
+        std::fs::remove_dir(&self.0).ok();
+    }
+}
+
+fn own_cgroup() -> OwnCgroup {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
     let root = mounts.lines().find_map(|line| {
@@ -124,7 +145,7 @@ fn own_cgroup() -> PathBuf {
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     let path = root.join(format!("silkd-test-{}-{count}", std::process::id()));
     std::fs::create_dir(&path).expect("a cgroup2 mount that may be written to is needed");
-    path
+    OwnCgroup(path)
 }
 
 impl Guest {
@@ -132,9 +153,9 @@ impl Guest {
         Self::start_with(Some(own_cgroup()), ClaimDefaults::default())
     }
 
-    pub(super) fn start_with(cgroup: Option<PathBuf>, claim: ClaimDefaults) -> Self {
+    pub(super) fn start_with(cgroup: Option<OwnCgroup>, claim: ClaimDefaults) -> Self {
         let config = RunConfig {
-            cgroup_root: cgroup.clone(),
+            cgroup_root: cgroup.as_ref().map(|cgroup| cgroup.0.clone()),
             pid1: false,
         };
         let runner = Runner::start(&config).unwrap();
@@ -160,9 +181,9 @@ impl Guest {
     pub(super) async fn end(self) {
         within(self.runner.stop(Duration::ZERO)).await;
         assert_eq!(self.runner.running(), 0);
-        if let Some(cgroup) = self.cgroup {
-            assert!(!cgroup.join("work").exists(), "leaves were left");
-            std::fs::remove_dir(cgroup).unwrap();
+        if let Some(cgroup) = &self.cgroup {
+            assert!(!cgroup.0.join("work").exists(), "leaves were left");
+            std::fs::remove_dir(&cgroup.0).unwrap();
         }
     }
 
@@ -181,6 +202,7 @@ impl Guest {
                 input: Some(input),
                 output,
                 started,
+                seen: 0,
             }),
             other => panic!("no Started: {other:?}"),
         }
@@ -246,6 +268,8 @@ pub(super) struct Call {
     pub(super) input: Option<mpsc::Sender<ExecIn>>,
     pub(super) output: Streaming<ExecOut>,
     pub(super) started: Started,
+    /// Bytes that [`chunk`](Self::chunk) took.
+    seen: usize,
 }
 
 /// What a program said and how it ended.
@@ -283,10 +307,13 @@ impl Call {
         within(input.send(ExecIn { m: Some(m) })).await.unwrap();
     }
 
-    /// The next message, which is an output.
+    /// The next message, which is of stdout.
     pub(super) async fn chunk(&mut self) -> Bytes {
         match within(self.output.message()).await.unwrap().and_then(|out| out.m) {
-            Some(exec_out::M::Stdout(chunk) | exec_out::M::Stderr(chunk)) => chunk.data,
+            Some(exec_out::M::Stdout(chunk)) => {
+                self.seen += chunk.data.len();
+                chunk.data
+            }
             other => panic!("no output: {other:?}"),
         }
     }
@@ -303,7 +330,10 @@ impl Call {
             }
         };
         assert_eq!(within(self.output.message()).await?, None);
-        assert_eq!(exit.stdout_bytes, u64::try_from(stdout.len()).unwrap());
+        assert_eq!(
+            exit.stdout_bytes,
+            u64::try_from(self.seen + stdout.len()).unwrap()
+        );
         assert_eq!(exit.stderr_bytes, u64::try_from(stderr.len()).unwrap());
         Ok(Ran {
             started: self.started,

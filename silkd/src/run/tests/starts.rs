@@ -219,7 +219,11 @@ async fn what_this_version_does_not_do_is_refused() {
     let (reason, _) = refusal(guest.run_start(detach).await.unwrap_err());
     assert_eq!(reason, Reason::InvalidCommand);
     let nothing = futures_util::stream::iter([ExecIn { m: None }]);
-    let (reason, _) = refusal(within(guest.client.clone().exec(nothing)).await.unwrap_err());
+    let (reason, _) = refusal(
+        within(Box::pin(guest.client.clone().exec(nothing)))
+            .await
+            .unwrap_err(),
+    );
     assert_eq!(reason, Reason::InvalidCommand);
     guest.end().await;
 }
