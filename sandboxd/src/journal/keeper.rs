@@ -194,6 +194,8 @@ struct Old {
     path: PathBuf,
     /// Absent for one that a damage keeps.
     number: Option<u64>,
+    /// This run wrote it, so every byte of it is a record; what an earlier run left was judged by replay.
+    ours: bool,
     folded: bool,
 }
 
@@ -240,6 +242,7 @@ impl Keeper {
         let old = |Left { path, number }| Old {
             path,
             number,
+            ours: false,
             folded: false,
         };
         Ok(Self {
@@ -312,6 +315,7 @@ impl Keeper {
         self.segments.extend(closed.into_iter().map(|number| Old {
             path: path(&self.log_dir, number),
             number: Some(number),
+            ours: true,
             folded: false,
         }));
         if self.applied < last_seq {
@@ -319,9 +323,8 @@ impl Keeper {
         }
         while let Some(at) = self.segments.iter().position(|old| !old.folded) {
             let Some(old) = self.segments.get(at) else { break };
-            let file = old.path.clone();
-            // A segment of an earlier run may hold damage, which replay has dealt with.
-            self.fold_file(&file, None, bell)?;
+            let (file, ours) = (old.path.clone(), old.ours);
+            self.fold_file(&file, None, ours, bell)?;
             if bell.is_stopping() {
                 return Ok(());
             }
@@ -332,7 +335,7 @@ impl Keeper {
         }
         if let Some((number, end)) = current {
             let file = path(&self.log_dir, number);
-            self.fold_file(&file, Some(end), bell)?;
+            self.fold_file(&file, Some(end), true, bell)?;
             if bell.is_stopping() {
                 return Ok(());
             }
@@ -341,11 +344,24 @@ impl Keeper {
                 self.segments.push_back(Old {
                     path: file,
                     number: Some(number),
+                    ours: true,
                     folded: true,
                 });
             }
         }
         if let Some(store) = &self.store {
+            if self.applied < last_seq {
+                // The number of a record that damage took is used up too.
+                let state = store.load_some(std::iter::empty()).map_err(PassError::Store)?;
+                let none = Change {
+                    state: &state,
+                    pools: Vec::new(),
+                    forget: Vec::new(),
+                    applied: last_seq,
+                };
+                store.apply(&none).map_err(PassError::Store)?;
+                self.applied = last_seq;
+            }
             if self.segments.iter().any(|old| old.number.is_some()) {
                 let barrier = store.barrier().map_err(PassError::Store)?;
                 #[cfg(test)]
@@ -371,7 +387,13 @@ impl Keeper {
     }
 
     /// Folds a segment from where the fold stands; to its end, or to `end` where it is still written to.
-    fn fold_file(&mut self, file: &PathBuf, end: Option<u64>, bell: &Bell) -> Result<(), PassError> {
+    fn fold_file(
+        &mut self,
+        file: &PathBuf,
+        end: Option<u64>,
+        ours: bool,
+        bell: &Bell,
+    ) -> Result<(), PassError> {
         let read = |source| PassError::Read {
             path: file.clone(),
             source,
@@ -380,7 +402,7 @@ impl Keeper {
         let bytes = read_from(file, from, end).map_err(read)?;
         let found = scan(&bytes, 0);
         let spoiled = found.torn.is_some() || found.found.iter().any(|one| matches!(one, Found::Damaged(_)));
-        if spoiled && end.is_some() {
+        if spoiled && ours {
             return Err(PassError::Changed {
                 path: file.clone(),
                 offset: from,

@@ -191,7 +191,7 @@ impl Reader {
                 .any(|one| matches!(one, Found::Record { .. }));
             self.tell(segment, 0, None, "damaged header".to_owned(), !readable);
             if !readable {
-                self.unknown_before = Some((u64::MAX, self.why(segment, 0)));
+                self.suspect_before(u64::MAX, self.why(segment, 0));
             }
         }
         self.began = true;
@@ -258,7 +258,7 @@ impl Reader {
             what: what.clone(),
             lost: true,
         });
-        self.unknown_before = Some((first, what));
+        self.suspect_before(first, what);
         Ok(())
     }
 
@@ -380,7 +380,18 @@ impl Reader {
         }
         if missing > named {
             let at = stretches.first().map_or(offset, |stretch| stretch.start);
-            self.unknown_before = Some((seq, self.why(segment, at)));
+            self.suspect_before(seq, self.why(segment, at));
+        }
+    }
+
+    /// A record before that number is lost, and nobody knows whose.
+    fn suspect_before(&mut self, seq: u64, why: String) {
+        if self
+            .unknown_before
+            .as_ref()
+            .is_none_or(|(known, _why)| *known < seq)
+        {
+            self.unknown_before = Some((seq, why));
         }
     }
 

@@ -244,6 +244,26 @@ async fn damage_is_set_aside_and_told_until_an_operator_removes_it() {
 }
 
 #[tokio::test]
+async fn the_number_of_a_lost_last_record_is_used_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut bytes, ends) = segment(
+        1,
+        &vec![(None, samples::boot()), (None, samples::pool_applied(2))],
+    );
+    bytes[ends[0] + 30] ^= 0xff;
+    write(dir.path(), 1, &bytes);
+    let (journal, opened) = open(dir.path());
+    assert!(opened.damage.len() == 1 && opened.damage[0].lost);
+    journal.folded().await.unwrap();
+    assert_eq!(journal.append(None, &samples::boot()).unwrap().seq(), 3);
+    drop(journal);
+    std::fs::remove_file(dir.path().join("journal/000000000001.damaged")).unwrap();
+    let (journal, opened) = open(dir.path());
+    assert_eq!((opened.damage, opened.replayed), (vec![], 1));
+    journal.close().await.unwrap();
+}
+
+#[tokio::test]
 async fn a_newer_version_stops_the_start() {
     let newer = |bytes: &[u8]| {
         let dir = tempfile::tempdir().unwrap();
