@@ -26,8 +26,14 @@ use tokio::io::{Interest, unix::AsyncFd};
 pub struct ChildSetup {
     /// Its working directory.
     pub dir: OwnedFd,
-    /// Its identity file: locked, and `PID STARTED\n` written into it, for as long as the process lives.
+    /// Its identity file, not open for writing: it is locked for as long as the process lives, which keeps this under its own
+    /// number.
     pub lock: OwnedFd,
+    /// The identity file once more, open for appending `PID STARTED\n`, and closed by exec: what the process becomes
+    /// cannot take it back.
+    pub identity: OwnedFd,
+    /// `cgroup.procs` of a group that it shall enter; that it could not is no failure.
+    pub group: Option<OwnedFd>,
     /// Descriptors that it keeps under their own numbers, beside `lock`; all others above 2 are closed.
     pub keep: Vec<OwnedFd>,
     /// Bytes beyond which it can extend no file; a write beyond fails with EFBIG and does not end it.
@@ -51,8 +57,12 @@ pub fn set_up_child(command: &mut Command, setup: ChildSetup) {
             ignore_file_size_signal()?;
             no_more_than(Resource::Fsize, limit)?;
         }
+        if let Some(group) = &setup.group {
+            // Outside its group it runs as well; whoever made the group looks whether it came.
+            rustix::io::write(group, b"0").ok();
+        }
         rustix::fs::flock(&setup.lock, FlockOperation::NonBlockingLockExclusive)?;
-        write_identity(&setup.lock)
+        write_identity(&setup.identity)
     };
     // SAFETY: the closure runs in a forked child of a threaded process. It makes system calls only, on descriptors that it
     // owns and buffers on its stack; it neither allocates, locks nor panics. Only `pre_exec` runs code at that place.
@@ -67,7 +77,7 @@ fn no_more_than(resource: Resource, limit: u64) -> io::Result<()> {
     Ok(rustix::process::setrlimit(resource, limit)?)
 }
 
-/// Writes `PID STARTED\n` of the calling process at the file's begin, in one call. Allocates nothing.
+/// Appends `PID STARTED\n` of the calling process, in one call. Allocates nothing.
 fn write_identity(file: &OwnedFd) -> io::Result<()> {
     let stat = rustix::fs::open(
         c"/proc/self/stat",
@@ -86,7 +96,7 @@ fn write_identity(file: &OwnedFd) -> io::Result<()> {
         *place = *byte;
         length += 1;
     }
-    rustix::io::pwrite(file, line.get(..length).unwrap_or_default(), 0)?;
+    rustix::io::write(file, line.get(..length).unwrap_or_default())?;
     Ok(())
 }
 

@@ -3,17 +3,16 @@
 
 use std::{
     fs::{self, File},
-    io::{self, Read as _, Seek as _},
+    io::{self, Read as _, Seek as _, Write as _},
     os::fd::OwnedFd,
     path::{Path, PathBuf},
 };
 
 use tokio::io::Interest;
 
-use super::Identity;
 use crate::sys;
 
-/// Group names begin with this.
+/// Group names begin with this; the inode number of the machine's run directory follows.
 const PREFIX: &str = "sbx-";
 
 /// Where groups can be made.
@@ -28,31 +27,44 @@ impl Cgroups {
         let mounts = fs::read_to_string("/proc/self/mountinfo").map_err(|error| error.to_string())?;
         let own = fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
         let base = own_group(&mounts, &own).ok_or("no cgroup v2 is mounted")?;
+        let unwritable = |error: io::Error| format!("{} cannot be written: {error}", base.display());
+        // A process moves from one group to another only if the nearest common one is writable.
+        let procs = base.join("cgroup.procs");
+        File::options().write(true).open(procs).map_err(unwritable)?;
         let probe = base.join(format!("{PREFIX}probe-{}", std::process::id()));
-        fs::create_dir(&probe).map_err(|error| format!("{} cannot be written: {error}", base.display()))?;
-        fs::remove_dir(&probe).map_err(|error| error.to_string())?;
+        fs::create_dir(&probe).map_err(unwritable)?;
+        fs::remove_dir(&probe).map_err(unwritable)?;
         Ok(Self { base })
     }
 
-    /// Moves a process that was started just now into a group of its own.
-    pub(super) fn enter(&self, identity: Identity) -> io::Result<PathBuf> {
-        let pid = identity.pid.unwrap_or_default();
-        let group = self.base.join(format!("{PREFIX}{pid}-{}", identity.started));
-        fs::create_dir(&group)?;
-        match put(&group.join("cgroup.procs"), &pid.to_string()) {
-            Ok(()) => Ok(group),
-            Err(error) => {
-                // An empty group does no harm, and the first error is the one to tell.
-                drop(fs::remove_dir(&group));
-                Err(error)
-            }
-        }
+    /// The group of the machine in the run directory with this inode number.
+    pub(super) fn of(&self, inode: u64) -> PathBuf {
+        self.base.join(name(inode))
     }
 }
 
-fn put(path: &Path, text: &str) -> io::Result<()> {
-    use std::io::Write as _;
-    File::options().write(true).open(path)?.write_all(text.as_bytes())
+fn name(inode: u64) -> String {
+    format!("{PREFIX}{inode:x}")
+}
+
+/// Makes a group, and gives the file through which a process enters it. An empty one that is left over from a machine
+/// whose directory had the same inode number is taken.
+pub(super) fn make(group: &Path) -> io::Result<OwnedFd> {
+    match fs::create_dir(group) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    let procs = File::options().write(true).open(group.join("cgroup.procs"))?;
+    Ok(procs.into())
+}
+
+/// Whether anything is in a group.
+pub(super) fn is_populated(group: &Path) -> bool {
+    fs::read_to_string(group.join("cgroup.events")).is_ok_and(|events| !is_empty(&events))
+}
+
+fn is_empty(events: &str) -> bool {
+    events.lines().any(|line| line == "populated 0")
 }
 
 /// The group of this process in the v2 tree: mount point and path below it.
@@ -65,25 +77,16 @@ fn own_group(mounts: &str, own: &str) -> Option<PathBuf> {
     Some(Path::new(mount).join(path))
 }
 
-/// Whether this group was made for that process: nothing else is ever killed by group.
-fn is_of(group: &Path, identity: Identity) -> bool {
-    let name = format!(
-        "{PREFIX}{}-{}",
-        identity.pid.unwrap_or_default(),
-        identity.started
-    );
-    group.file_name().is_some_and(|found| found == name.as_str())
-}
-
-/// Kills what is left in the group of a process, waits until nothing is, and removes it. Gone already is as good.
-/// Cancel safe: may be called again.
-pub(super) async fn end(group: &Path, identity: Identity) -> io::Result<()> {
-    if !is_of(group, identity) {
+/// Kills what is left in the group of a machine, waits until nothing is, and removes it. Gone already is as good; a group
+/// that is not that machine's is an error. Cancel safe: may be called again.
+pub(super) async fn end(group: &Path, inode: u64) -> io::Result<()> {
+    if group.file_name() != Some(name(inode).as_ref()) {
         return Err(io::Error::from(io::ErrorKind::InvalidInput));
     }
-    match put(&group.join("cgroup.kill"), "1") {
+    match File::options().write(true).open(group.join("cgroup.kill")) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        other => other?,
+        Err(error) => return Err(error),
+        Ok(mut kill) => kill.write_all(b"1")?,
     }
     unpopulated(group).await?;
     remove(group)
@@ -100,7 +103,7 @@ async fn unpopulated(group: &Path) -> io::Result<()> {
         let mut text = String::new();
         reader.rewind()?;
         reader.read_to_string(&mut text)?;
-        if text.lines().any(|line| line == "populated 0") {
+        if is_empty(&text) {
             return Ok(());
         }
         // The kernel signals a change of this file as priority; reading it took note of the state so far.
@@ -109,7 +112,7 @@ async fn unpopulated(group: &Path) -> io::Result<()> {
 }
 
 /// Removes a group and those that its processes made in it, innermost first.
-fn remove(group: &Path) -> io::Result<()> {
+pub(super) fn remove(group: &Path) -> io::Result<()> {
     for entry in fs::read_dir(group)? {
         let entry = entry?;
         if entry.file_type()?.is_dir() {
@@ -141,18 +144,14 @@ mod tests {
 
     #[tokio::test]
     async fn a_foreign_group_is_never_killed() {
-        let identity = Identity {
-            pid: Some(12),
-            started: 34,
-        };
         let dir = tempfile::tempdir().unwrap();
-        for name in ["sbx-12-35", "system.slice", "sbx-12-34x"] {
+        for name in ["sbx-12", "system.slice", "sbx-ffx"] {
             let group = dir.path().join(name);
             fs::create_dir(&group).unwrap();
             crate::disk::write_atomic(&group.join("cgroup.kill"), b"", 0o600).unwrap();
-            end(&group, identity).await.unwrap_err();
+            end(&group, 255).await.unwrap_err();
             assert_eq!(fs::read(group.join("cgroup.kill")).unwrap(), b"");
         }
-        end(&dir.path().join("sbx-12-34"), identity).await.unwrap();
+        end(&dir.path().join("sbx-ff"), 255).await.unwrap();
     }
 }

@@ -1,8 +1,11 @@
 //! A process by pidfd: watched, signalled and, where it is our child, reaped through it.
 
-use std::{fs, future, io, os::fd::OwnedFd, sync::OnceLock};
+use std::{fs, future, io, os::fd::OwnedFd, sync::OnceLock, time::Duration};
 
-use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec},
+    process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions},
+};
 use tokio::io::{Interest, unix::AsyncFd};
 
 use super::Identity;
@@ -77,19 +80,26 @@ impl Process {
 
     /// How it ended, if it has.
     pub(super) fn ended(&self) -> Option<&str> {
+        self.ended_within(Duration::ZERO)
+    }
+
+    fn ended_within(&self, wait: Duration) -> Option<&str> {
         if let Some(status) = self.status.get() {
             return Some(status);
         }
-        let mut poll = [rustix::event::PollFd::new(
-            &self.pidfd,
-            rustix::event::PollFlags::IN,
-        )];
-        let at_once = rustix::event::Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        let ready = rustix::event::poll(&mut poll, Some(&at_once)).unwrap_or(0);
+        let mut poll = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        let wait = Timespec::try_from(wait).ok();
+        let ready = rustix::event::poll(&mut poll, wait.as_ref()).unwrap_or(0);
         (ready > 0).then(|| &**self.status.get_or_init(|| self.reap()))
+    }
+
+    /// SIGKILL, and waits for its death on this thread.
+    pub(super) fn end_blocking(&self, wait: Duration) -> io::Result<()> {
+        self.signal(Signal::KILL)?;
+        match self.ended_within(wait) {
+            Some(_status) => Ok(()),
+            None => Err(io::ErrorKind::TimedOut.into()),
+        }
     }
 
     fn reap(&self) -> String {

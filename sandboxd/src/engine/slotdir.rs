@@ -23,7 +23,7 @@ use tokio::net::UnixStream;
 use super::{Found, Identity};
 use crate::names::{self, SlotNumber};
 
-/// The identity file: `PID STARTED\n` by the process itself, then `cgroup PATH\n` by the daemon. Locked while the process
+/// The identity file: `cgroup PATH\n` by the daemon, then `PID STARTED\n` by the process itself, which locks it while it
 /// lives.
 const LOCK: &str = "lock";
 /// What the emulator itself had to say.
@@ -111,17 +111,21 @@ impl SlotDir {
         Ok(options.open(self.at(name))?.into())
     }
 
-    /// Makes the identity file, to be locked and filled by the process.
-    pub(super) fn lock_file(&self) -> io::Result<OwnedFd> {
+    /// Makes the identity file, noting the control group that the process will enter. Gives it open for appending, and once
+    /// more to be locked.
+    pub(super) fn lock_file(&self, cgroup: Option<&Path>) -> io::Result<(OwnedFd, OwnedFd)> {
         let mut options = OpenOptions::new();
-        options.write(true).create_new(true).mode(0o600);
-        Ok(options.open(self.at(LOCK))?.into())
+        options.append(true).create_new(true).mode(0o600);
+        let mut file = options.open(self.at(LOCK))?;
+        if let Some(cgroup) = cgroup {
+            writeln!(file, "cgroup {}", cgroup.display())?;
+        }
+        Ok((file.into(), File::open(self.at(LOCK))?.into()))
     }
 
-    /// Notes the control group behind the identity.
-    pub(super) fn note_cgroup(&self, cgroup: &Path) -> io::Result<()> {
-        let mut file = OpenOptions::new().append(true).open(self.at(LOCK))?;
-        writeln!(file, "cgroup {}", cgroup.display())
+    /// Its inode number, which no other directory has while it is there.
+    pub(super) fn inode(&self) -> io::Result<u64> {
+        Ok(rustix::fs::fstat(&self.fd)?.st_ino)
     }
 
     /// Reads the identity file and tries its lock.

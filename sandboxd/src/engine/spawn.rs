@@ -12,7 +12,11 @@ use std::{
 };
 
 use rustix::process::Signal;
-use tokio::{net::UnixStream, sync::OnceCell, time::timeout};
+use tokio::{
+    net::UnixStream,
+    sync::{OnceCell, oneshot},
+    time::timeout,
+};
 
 use super::{
     EngineError, ExitReport, Identity, PortName,
@@ -79,15 +83,28 @@ pub(super) async fn start(
     spec: Spec,
     cgroups: Option<Arc<Cgroups>>,
 ) -> Result<Nascent, EngineError> {
-    let started = tasks::blocking("start a process", move || {
-        start_blocking(dir, spec, cgroups.as_deref())
+    let (made, wanted) = oneshot::channel();
+    let task = tasks::blocking("start a process", move || {
+        let started = start_blocking(dir, spec, cgroups.as_deref());
+        if let Err(Ok(unwanted)) = made.send(started) {
+            unwanted.discard();
+        }
     });
-    started.await.unwrap_or(Err(EngineError::Stopped))
+    let started = wanted.await.unwrap_or(Err(EngineError::Stopped));
+    // It has nothing more to do; that it panicked was told as `Stopped`.
+    drop(task.await);
+    started
 }
 
 #[expect(clippy::disallowed_methods, reason = "the one starter of processes")]
 fn start_blocking(dir: Arc<SlotDir>, spec: Spec, cgroups: Option<&Cgroups>) -> Result<Nascent, EngineError> {
     let host = |what: &'static str| move |error| EngineError::host(what, error);
+    let (cgroup, group) = match cgroups {
+        Some(cgroups) => group_of(&dir, cgroups),
+        None => (None, None),
+    };
+    let identity = dir.lock_file(cgroup.as_deref());
+    let (identity, lock) = identity.map_err(host("make the identity file"))?;
     let work = if spec.inside {
         dir.fd()
     } else {
@@ -95,7 +112,9 @@ fn start_blocking(dir: Arc<SlotDir>, spec: Spec, cgroups: Option<&Cgroups>) -> R
     };
     let setup = ChildSetup {
         dir: work.map_err(host("use the working directory"))?,
-        lock: dir.lock_file().map_err(host("make the identity file"))?,
+        lock,
+        identity,
+        group,
         keep: spec.keep,
         file_limit: spec.file_limit,
     };
@@ -111,33 +130,56 @@ fn start_blocking(dir: Arc<SlotDir>, spec: Spec, cgroups: Option<&Cgroups>) -> R
         command.uid(account.uid).gid(account.gid);
     }
     sys::set_up_child(&mut command, setup);
-    let child = command
+    let mut child = command
         .spawn()
         .map_err(|error| EngineError::host(format!("start {}", spec.program.display()), error))?;
-    // The handle of std is not needed: the pidfd watches, reaps and outlives it.
-    let process = Process::of_child(child.id()).map_err(host("watch the process just started"))?;
-    let cgroup = cgroups.and_then(|cgroups| match cgroups.enter(process.identity()) {
-        Ok(group) => Some(group),
-        Err(error) => {
-            tracing::warn!(%error, "a machine stays in the daemon's control group");
-            None
-        }
-    });
-    let nascent = Nascent {
+    // Beyond this the handle of std is not needed: the pidfd watches, reaps and outlives it.
+    let process = Process::of_child(child.id()).map_err(|error| {
+        // Without a pidfd it cannot be kept, and is ended through what there is; the first error is the one to tell.
+        drop(child.kill().and_then(|()| child.wait()));
+        EngineError::host("watch the process just started", error)
+    })?;
+    if let Some(group) = &cgroup
+        && process.ended().is_none()
+        && !cgroup::is_populated(group)
+    {
+        tracing::warn!(group = %group.display(), "a machine could not enter its control group");
+    }
+    Ok(Nascent {
         process: Unborn::new(process),
         dir,
         cgroup,
-    };
-    if let Some(group) = &nascent.cgroup {
-        nascent
-            .dir
-            .note_cgroup(group)
-            .map_err(host("note the control group"))?;
+    })
+}
+
+/// A group for the machine in this directory, and the way into it.
+fn group_of(dir: &SlotDir, cgroups: &Cgroups) -> (Option<PathBuf>, Option<OwnedFd>) {
+    let made = dir.inode().and_then(|inode| {
+        let group = cgroups.of(inode);
+        cgroup::make(&group).map(|procs| (group, procs))
+    });
+    match made {
+        Ok((group, procs)) => (Some(group), Some(procs)),
+        Err(error) => {
+            tracing::warn!(%error, "a machine stays in the daemon's control group");
+            (None, None)
+        }
     }
-    Ok(nascent)
 }
 
 impl Nascent {
+    /// Ends it at once, with its group, for a starter who left. Blocks until it is dead.
+    fn discard(self) {
+        let Some(process) = self.process.get() else {
+            return;
+        };
+        let ended = process.end_blocking(DEATH);
+        let group = self.cgroup.as_deref().map_or(Ok(()), cgroup::remove);
+        if let Err(error) = ended.and(group) {
+            tracing::warn!(%error, "a process whose start was broken off is not gone");
+        }
+    }
+
     /// Moves it to its slot; `AlreadyExists` if that is taken.
     pub(super) fn rename(&self, to: &Path) -> io::Result<()> {
         self.dir.rename(to)
@@ -286,7 +328,7 @@ impl Housed {
         };
         timeout(DEATH, self.process.exited()).await.map_err(late)?;
         if let Some(group) = &self.cgroup {
-            end_group(group, self.identity()).await?;
+            end_group(&self.dir, group).await?;
         }
         remove(self.dir()).await
     }
@@ -316,9 +358,9 @@ pub(super) async fn reap(dir: Arc<SlotDir>, grace: Option<Duration>) -> Result<(
         if let Ok(Some(process)) = Process::find(identity) {
             drop(timeout(DEATH, process.exited()).await.map(str::to_owned));
         }
-        if let Some(group) = &look.cgroup {
-            end_group(group, identity).await?;
-        }
+    }
+    if let Some(group) = &look.cgroup {
+        end_group(&dir, group).await?;
     }
     remove(dir).await
 }
@@ -348,8 +390,11 @@ fn unproven(dir: &SlotDir, why: String) -> EngineError {
     EngineError::Unproven { dir: dir.path(), why }
 }
 
-async fn end_group(group: &Path, identity: Identity) -> Result<(), EngineError> {
-    match timeout(DEATH, cgroup::end(group, identity)).await {
+async fn end_group(dir: &SlotDir, group: &Path) -> Result<(), EngineError> {
+    let inode = dir
+        .inode()
+        .map_err(|error| EngineError::host("look at the run directory", error))?;
+    match timeout(DEATH, cgroup::end(group, inode)).await {
         Ok(ended) => ended.map_err(|error| EngineError::host("remove its control group", error)),
         Err(_elapsed) => Err(EngineError::Late {
             what: "the end of its control group",
