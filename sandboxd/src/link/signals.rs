@@ -14,6 +14,11 @@ use tokio::sync::{Notify, SetOnce};
 use super::{LostWhy, PACE_WARM, PATIENCE};
 use crate::clock::{Clock, Tick};
 
+/// Shortest pace and patience.
+const SHORTEST: Duration = Duration::from_millis(10);
+/// Longest pace and patience.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+
 pub(super) struct Signals {
     pub(super) clock: Clock,
     heard: AtomicU64,
@@ -118,8 +123,10 @@ impl Signals {
     }
 }
 
+/// Within what a timer can take: a pace of nothing would be a flood of our own, one of ever overflows.
 fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+    let within = duration.clamp(SHORTEST, LONGEST);
+    u64::try_from(within.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// A call's place among those that a link may carry; free again when dropped.

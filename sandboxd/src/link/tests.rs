@@ -8,10 +8,13 @@ use tokio::{
 };
 use tokio_stream::wrappers::ReceiverStream;
 
+use sandbox_protocol::{limits, link::HelloError};
+
 use super::{
     fake::{greet, hello, opened, read_all, read_break, reply, send_all, status, within},
     *,
 };
+use crate::tasks;
 
 fn request(body: Body) -> http::Request<Body> {
     http::Request::builder()
@@ -263,6 +266,9 @@ async fn pings_keep_the_news_fresh_at_the_pace_set() {
     let before = opened.link.heard();
     tokio::time::sleep(PACE_CLAIMED / 2).await;
     assert_eq!(opened.link.heard(), before, "an idle guest is left alone");
+    // What no timer can take is cut to what one can.
+    opened.link.pace(Duration::MAX);
+    opened.link.patience(Duration::MAX);
     // A shorter pace holds from now on.
     opened.link.pace(PACE_WARM);
     tokio::time::sleep(2 * PACE_WARM).await;
