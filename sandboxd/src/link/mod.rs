@@ -103,26 +103,26 @@ impl Link {
         }
     }
 
-    /// Sets the time from one ping to the next, 10 ms to a year. A longer one takes effect after the next ping and wakes no task.
+    /// Sets the time from one ping to the next, 10 ms to a year. A longer one takes effect after the next ping and wakes
+    /// no task.
     pub fn pace(&self, pace: Duration) {
         self.0.signals.set_pace(pace);
     }
 
-    /// Sets how long a ping may stay unanswered before the link is lost, 10 ms to a year; counts from the
-    /// next ping. For a guest about to be paused: [`Duration::MAX`].
+    /// Sets how long a ping may stay unanswered before the link is lost, 10 ms to a year; a ping in flight included. For a
+    /// guest about to be paused: [`Duration::MAX`].
     pub fn patience(&self, patience: Duration) {
         self.0.signals.set_patience(patience);
     }
 
-    /// Waits until the link is lost, and says why. Cancel safe; any number may wait.
-    pub async fn lost(&self) -> LostWhy {
-        // The signals alone: whoever waits for the end does not put it off.
+    /// Waits until the link is lost, and says why. Cancel safe; any number may wait, and waiting keeps no link open.
+    pub fn lost(&self) -> impl Future<Output = LostWhy> + Send + use<> {
         let signals = Arc::clone(&self.0.signals);
-        *signals.lost.wait().await
+        async move { *signals.lost.wait().await }
     }
 
-    /// Closes the link: open calls fail (in process: those not answered yet), the port is dropped. Twice is as once. [`lost`](Self::lost) tells when it is
-    /// done.
+    /// Closes the link: open calls fail (in process: those not answered yet), the port is dropped. Twice is as once.
+    /// [`lost`](Self::lost) tells when it is done.
     pub fn close(&self) {
         self.0.signals.close();
         match &self.0.way {

@@ -25,7 +25,7 @@ pub(super) struct Signals {
     pace_ms: AtomicU64,
     patience_ms: AtomicU64,
     closing: AtomicBool,
-    /// Wakes the link's task: a shorter pace, or the close.
+    /// Wakes the link's task: a shorter pace, another patience, or the close.
     pub(super) wake: Notify,
     /// What the port saw that HTTP/2 would report less exactly.
     pub(super) cause: OnceLock<LostWhy>,
@@ -81,6 +81,7 @@ impl Signals {
 
     pub(super) fn set_patience(&self, patience: Duration) {
         self.patience_ms.store(millis(patience), Ordering::Relaxed);
+        self.wake.notify_one();
     }
 
     pub(super) fn close(&self) {

@@ -280,8 +280,10 @@ async fn a_mute_guest_is_lost_after_the_patience_set() {
     let (host, guest) = tokio::io::duplex(64 * 1024);
     let (io, link) = tokio::join!(greet(guest), open(host, [1; 16], Clock::host()));
     let link = link.unwrap().link;
-    link.patience(Duration::from_secs(5));
     let start = tokio::time::Instant::now();
+    // A ping is in flight, and gets the new patience too.
+    tokio::time::sleep(PACE_WARM + Duration::from_millis(1)).await;
+    link.patience(Duration::from_secs(5));
     // Two wait; one gives up in between.
     let mut left = Box::pin(link.lost());
     assert!(futures_util::poll!(&mut left).is_pending());
