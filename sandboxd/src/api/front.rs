@@ -2,8 +2,10 @@
 //! It is on the path of each claim, so it allocates the id's text and nothing else.
 
 use std::{
+    any::Any,
     convert::Infallible,
     future::Future,
+    panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     sync::{
         Arc,
@@ -20,11 +22,12 @@ use pin_project_lite::pin_project;
 use sandbox_protocol::{
     id::RequestId,
     metadata::{ORIGIN_HOST, SANDBOX_ORIGIN, SANDBOX_REQUEST_ID},
+    reason::Reason,
 };
 use tonic::{Status, body::Body, service::Routes};
 use tower_service::Service as _;
 
-use super::Peer;
+use super::{Peer, Refusal};
 
 /// Makes ids of calls: distinct within a daemon's life by a counter, and between lives by the seed. They are no secret.
 #[derive(Debug)]
@@ -73,6 +76,7 @@ impl hyper::service::Service<Request<Incoming>> for Front {
         Stamping {
             // A router is always ready.
             answering: self.routes.clone().call(request),
+            id,
             stamps: Some(Stamps::new(id)),
         }
     }
@@ -83,6 +87,7 @@ pin_project! {
     pub(super) struct Stamping {
         #[pin]
         answering: Answering,
+        id: RequestId,
         stamps: Option<Stamps>,
     }
 }
@@ -91,14 +96,31 @@ impl Future for Stamping {
     type Output = Result<Response<Stamped>, Infallible>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = self.project();
-        let Ok(mut response) = ready!(this.answering.poll(cx));
+        let mut this = self.project();
+        // The future is not polled again after a panic, so nobody sees what it left half done.
+        let polled = catch_unwind(AssertUnwindSafe(|| this.answering.as_mut().poll(cx)));
+        let mut response = match polled {
+            Ok(answered) => {
+                let Ok(response) = ready!(answered);
+                response
+            }
+            Err(panic) => bug(panic.as_ref(), *this.id),
+        };
         let stamps = this.stamps.take();
         if let Some(stamps) = &stamps {
             stamps.put(response.headers_mut());
         }
         Poll::Ready(Ok(response.map(|body| Stamped { body, stamps })))
     }
+}
+
+/// What a caller gets of a call that panicked; the other calls of its connection go on.
+fn bug(panic: &(dyn Any + Send), id: RequestId) -> Response<Body> {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    tracing::error!(%id, panic = text.unwrap_or("-"), "a call panicked");
+    let refusal = Refusal::new(Reason::Bug, "the daemon failed at this call by a bug");
+    refusal.status(id).into_http()
 }
 
 #[derive(Debug)]

@@ -580,3 +580,38 @@ async fn health_and_reflection_are_served_and_control_is_not_listed() {
     .await;
     assert!(control.is_err(), "{control:?}");
 }
+
+/// A service with a bug.
+#[derive(Clone)]
+struct Broken;
+
+impl tonic::server::NamedService for Broken {
+    const NAME: &'static str = "x.Broken";
+}
+
+impl tower_service::Service<Request<Body>> for Broken {
+    type Response = http::Response<Body>;
+    type Error = std::convert::Infallible;
+    type Future = std::pin::Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+
+    fn poll_ready(&mut self, _cx: &mut std::task::Context<'_>) -> std::task::Poll<Result<(), Self::Error>> {
+        std::task::Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _request: Request<Body>) -> Self::Future {
+        Box::pin(async { panic!("as a test has it") })
+    }
+}
+
+#[tokio::test]
+async fn a_panic_costs_its_call_only() {
+    let desk = serve(Routes::new(Broken));
+    let client = Client::unix(&desk).await;
+    let request = || Request::post("http://host/x.Broken/Do").header("content-type", "application/grpc");
+    for _ in 0..2 {
+        let reply = client.call(request(), b"").await;
+        assert_eq!(reply.reason(), ("BUG".into(), "host".into()));
+        assert!(reply.trailers.contains_key("sandbox-request-id"));
+    }
+    within(desk.server.stop(Duration::ZERO)).await;
+}

@@ -66,7 +66,8 @@ where
 {
     let mut pings = connection.ping_pong();
     let mut timer = std::pin::pin!(sleep(signals.pace()));
-    let mut asked = false;
+    // When the ping in flight was sent.
+    let mut asked: Option<Instant> = None;
     loop {
         tokio::select! {
             biased;
@@ -74,28 +75,30 @@ where
                 if signals.is_closing() {
                     return LostWhy::Closed;
                 }
-                let soon = Instant::now() + signals.pace();
-                if !asked && soon < timer.deadline() {
-                    timer.as_mut().reset(soon);
-                }
+                let due = match asked {
+                    Some(asked) => asked + signals.patience(),
+                    None => timer.deadline().min(Instant::now() + signals.pace()),
+                };
+                timer.as_mut().reset(due);
             }
             result = poll_fn(|cx| connection.as_mut().poll(cx)) => return cause(result, signals),
-            () = pong(&mut pings), if asked => {
-                asked = false;
+            () = pong(&mut pings), if asked.is_some() => {
+                asked = None;
                 signals.hear();
                 timer.as_mut().reset(Instant::now() + signals.pace());
             }
             () = &mut timer => {
-                if asked {
+                if asked.is_some() {
                     return LostWhy::Silent;
                 }
-                asked = true;
+                let now = Instant::now();
+                asked = Some(now);
                 signals.pinged();
                 if let Some(pings) = &mut pings {
                     // One is in flight at most, so it fails only with the connection, which reports that itself.
                     drop(pings.send_ping(Ping::opaque()));
                 }
-                timer.as_mut().reset(Instant::now() + signals.patience());
+                timer.as_mut().reset(now + signals.patience());
             }
         }
     }

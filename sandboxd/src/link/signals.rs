@@ -14,13 +14,18 @@ use tokio::sync::{Notify, SetOnce};
 use super::{LostWhy, PACE_WARM, PATIENCE};
 use crate::clock::{Clock, Tick};
 
+/// Shortest pace and patience.
+const SHORTEST: Duration = Duration::from_millis(10);
+/// Longest pace and patience.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+
 pub(super) struct Signals {
     pub(super) clock: Clock,
     heard: AtomicU64,
     pace_ms: AtomicU64,
     patience_ms: AtomicU64,
     closing: AtomicBool,
-    /// Wakes the link's task: a shorter pace, or the close.
+    /// Wakes the link's task: a shorter pace, another patience, or the close.
     pub(super) wake: Notify,
     /// What the port saw that HTTP/2 would report less exactly.
     pub(super) cause: OnceLock<LostWhy>,
@@ -76,6 +81,7 @@ impl Signals {
 
     pub(super) fn set_patience(&self, patience: Duration) {
         self.patience_ms.store(millis(patience), Ordering::Relaxed);
+        self.wake.notify_one();
     }
 
     pub(super) fn close(&self) {
@@ -118,8 +124,10 @@ impl Signals {
     }
 }
 
+/// Within what a timer can take: a pace of nothing would be a flood of our own, one of ever overflows.
 fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+    let within = duration.clamp(SHORTEST, LONGEST);
+    u64::try_from(within.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// A call's place among those that a link may carry; free again when dropped.

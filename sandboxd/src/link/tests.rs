@@ -8,10 +8,13 @@ use tokio::{
 };
 use tokio_stream::wrappers::ReceiverStream;
 
+use sandbox_protocol::{limits, link::HelloError};
+
 use super::{
     fake::{greet, hello, opened, read_all, read_break, reply, send_all, status, within},
     *,
 };
+use crate::tasks;
 
 fn request(body: Body) -> http::Request<Body> {
     http::Request::builder()
@@ -263,6 +266,9 @@ async fn pings_keep_the_news_fresh_at_the_pace_set() {
     let before = opened.link.heard();
     tokio::time::sleep(PACE_CLAIMED / 2).await;
     assert_eq!(opened.link.heard(), before, "an idle guest is left alone");
+    // What no timer can take is cut to what one can.
+    opened.link.pace(Duration::MAX);
+    opened.link.patience(Duration::MAX);
     // A shorter pace holds from now on.
     opened.link.pace(PACE_WARM);
     tokio::time::sleep(2 * PACE_WARM).await;
@@ -274,8 +280,10 @@ async fn a_mute_guest_is_lost_after_the_patience_set() {
     let (host, guest) = tokio::io::duplex(64 * 1024);
     let (io, link) = tokio::join!(greet(guest), open(host, [1; 16], Clock::host()));
     let link = link.unwrap().link;
-    link.patience(Duration::from_secs(5));
     let start = tokio::time::Instant::now();
+    // A ping is in flight, and gets the new patience too.
+    tokio::time::sleep(PACE_WARM + Duration::from_millis(1)).await;
+    link.patience(Duration::from_secs(5));
     // Two wait; one gives up in between.
     let mut left = Box::pin(link.lost());
     assert!(futures_util::poll!(&mut left).is_pending());

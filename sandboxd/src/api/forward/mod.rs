@@ -1,6 +1,6 @@
 //! Agent calls to the right guest: bytes as they come, headers and trailers by an allow-list, and whose word it is.
 //!
-//! May call: access, clock, link, work, telemetry; the registry of sandboxes through [`Guests`].
+//! May call: access, clock, link, work; the registry of sandboxes through [`Guests`].
 //! Never inside: prost, a message's body, a path but `/sandbox.v1.Agent/`.
 //! Invariant 13: credentials never reach a guest: it gets content-type, te and grpc-timeout of a call's metadata.
 //! Invariant 18: no client reaches AgentControl: the prefix is exact and the rest is one plain word.
