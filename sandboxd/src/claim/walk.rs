@@ -11,6 +11,7 @@ use crate::{
     admission::Full,
     agent,
     clock::Tick,
+    faults,
     journal::{AppendError, Written},
     pool::{LeaseBounds, Pool, Pools, WaitEnd},
     random,
@@ -219,7 +220,15 @@ impl Claims {
     ) -> Result<Granted, ClaimError> {
         let key_guard = match self.reserve(ask).await? {
             Reserve::New(guard) => guard,
-            Reserve::Same(sandbox) => return self.same(sandbox),
+            Reserve::Same(sandbox) => {
+                let granted = self.same(sandbox)?;
+                // Environment and user are in no record: a daemon that died between record and answer may not have told
+                // the guest. To one that was told the same again is nothing.
+                if !ask.env.is_empty() || !ask.user.is_empty() {
+                    self.tell_guest(&granted.sandbox, ask).await?;
+                }
+                return Ok(granted);
+            }
         };
         times.done(ClaimStep::Key);
         let (sandbox, claim, written) = loop {
@@ -230,6 +239,7 @@ impl Claims {
             times.done(ClaimStep::Take);
             *served = Some(tier);
             let claim = self.draw_up(ask, terms, tier);
+            faults::passage("claim.taken");
             match warm.claim(claim.clone()) {
                 Ok((sandbox, written)) => break (sandbox, claim, written),
                 // It died in our hand; the next one.
@@ -249,10 +259,12 @@ impl Claims {
             .await
             .map_err(ClaimError::Journal)?;
         times.done(ClaimStep::Record);
+        faults::passage("claim.recorded");
         if !ask.env.is_empty() || !ask.user.is_empty() {
             self.tell_guest(&sandbox, ask).await?;
             times.done(ClaimStep::Setup);
         }
+        faults::passage("claim.told_guest");
         untold.sandbox = None;
         if let Some(guard) = key_guard {
             guard.fulfil(sandbox.id);
@@ -260,6 +272,7 @@ impl Claims {
         let token = ClaimToken::new(&self.host_key, claim.id);
         times.done(ClaimStep::Hand);
         tracing::info!(sandbox = %sandbox.id, tier = tier_text(*served), owner = &*claim.owner, "claimed");
+        faults::passage("claim.before_reply");
         Ok(Granted {
             sandbox,
             claim,

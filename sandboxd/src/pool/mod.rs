@@ -17,6 +17,8 @@ mod monitor;
 #[cfg(test)]
 mod policy_tests;
 mod refill;
+#[cfg(test)]
+mod refill_tests;
 mod spec;
 
 use std::{
@@ -32,6 +34,7 @@ pub use self::{
     spec::{LeaseBounds, Source, Spec},
 };
 use crate::{
+    faults,
     journal::{AppendError, Transition},
     sandbox::{Sandboxes, Warm, Why, WhyKind},
     tasks::Group,
@@ -153,6 +156,7 @@ impl Pools {
                 .append(None, &record)
                 .map_err(PoolError::Journal)?,
         );
+        faults::passage("pool.applied");
         Ok(self.set(spec))
     }
 
@@ -175,6 +179,7 @@ impl Pools {
                 .append(None, &record)
                 .map_err(PoolError::Journal)?,
         );
+        faults::passage("pool.deleted");
         self.remove(name);
         Ok(())
     }
@@ -214,6 +219,7 @@ impl Pools {
         if let Some(pool) = removed {
             for warm in pool.close() {
                 warm.end(Why::of(WhyKind::PoolGone));
+                faults::passage("pool.stock_ended");
             }
             self.0.metrics.forget_pool(name);
         }

@@ -22,6 +22,7 @@ use crate::{
     clock::Tick,
     disk,
     engine::{Capture, CaptureManifest, ImageRef, Machine, Place, Port, PortName, Purpose},
+    faults,
     feed::{Feed, News, Reader},
     link::{self, Link, LinkError, Opened},
     random, tasks,
@@ -328,6 +329,7 @@ impl Bench<'_> {
                 source,
             })?;
         self.machine = Some(machine);
+        faults::passage("template.booted");
 
         let opened = self.greet(BOOT).await?;
         self.enter(BuildStep::Agent);
@@ -347,6 +349,7 @@ impl Bench<'_> {
         self.enter(BuildStep::Capture);
         let machine = self.machine.as_ref().ok_or(TemplateError::Cancelled)?;
         let captured = self.within(CAPTURE, machine.capture(&staging)).await?;
+        faults::passage("template.captured");
         self.stop_machine().await?;
         let manifest = CaptureManifest {
             format: CaptureManifest::FORMAT,
@@ -362,8 +365,10 @@ impl Bench<'_> {
             state: captured.state,
         };
         let capture = self.on_disk(move || Capture::seal(&staging, &manifest)).await?;
+        faults::passage("template.sealed");
         self.check(&capture, size, key).await?;
         drop(capture);
+        faults::passage("template.checked");
         let (staging, target) = (
             self.staging.clone(),
             means.dir.join(key.template.as_str()).join(catalog::folder(key)),
@@ -372,6 +377,7 @@ impl Bench<'_> {
         let put = self
             .on_disk(move || catalog::put(&staging, &at).map(|()| at))
             .await?;
+        faults::passage("template.put");
         self.on_disk(move || Capture::open(&put)).await
     }
 
