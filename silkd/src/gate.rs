@@ -15,7 +15,7 @@ use std::{
 };
 
 use sandbox_protocol::{limits::LINK_INPUT_STREAMS, reason::Reason, v1::AgentState};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use crate::refusal::Refusal;
 
@@ -121,6 +121,8 @@ struct Shared {
     core: Mutex<Core>,
     /// Grows when open streams have to end for a hibernation.
     hibernations: watch::Sender<u64>,
+    /// Told when the last permit is dropped.
+    idle: Notify,
 }
 
 #[derive(Debug)]
@@ -143,6 +145,7 @@ impl Default for Gate {
                 inputs: 0,
             }),
             hibernations: watch::Sender::new(0),
+            idle: Notify::new(),
         }))
     }
 }
@@ -185,6 +188,19 @@ impl Gate {
     #[must_use]
     pub fn open(&self) -> usize {
         self.with(|core| core.open)
+    }
+
+    /// Resolves when no call holds a permit. Cancel safe.
+    pub async fn idle(&self) {
+        loop {
+            // Armed before the look, so that a drop in between is not missed.
+            let mut told = std::pin::pin!(self.0.idle.notified());
+            told.as_mut().enable();
+            if self.open() == 0 {
+                return;
+            }
+            told.await;
+        }
     }
 
     /// Turns the gate; for `control` alone.
@@ -230,7 +246,7 @@ impl Permit {
     }
 
     /// Resolves when the stream has to end because the sandbox goes to sleep. Cancel safe.
-    pub fn hibernated(&self) -> impl Future<Output = Refusal> + Send + 'static {
+    pub fn hibernated(&self) -> impl Future<Output = Refusal> + Send + use<> {
         let mut news = self.0.0.hibernations.subscribe();
         async move {
             if news.changed().await.is_err() {
@@ -244,7 +260,13 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.0.with(|core| core.open = core.open.saturating_sub(1));
+        let left = self.0.with(|core| {
+            core.open = core.open.saturating_sub(1);
+            core.open
+        });
+        if left == 0 {
+            self.0.0.idle.notify_waiters();
+        }
     }
 }
 
