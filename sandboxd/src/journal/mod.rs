@@ -52,7 +52,7 @@ pub struct Journal {
 
 impl Journal {
     /// Takes the state directory's lock, reads what is there and makes the journal ready for appends. Blocks: some
-    /// milliseconds, and about a second per 300,000 records that no earlier daemon folded.
+    /// milliseconds, and about half a second per 100,000 records that no earlier daemon folded.
     ///
     /// # Errors
     /// [`OpenError`]; nothing was changed then but the lock file and missing directories.
