@@ -28,6 +28,7 @@ use super::{
     command::Plan,
     job::{Ended, Job},
     output::Output,
+    shared::lost,
     spawn::Order,
 };
 use crate::{
@@ -51,6 +52,8 @@ pub(super) struct Core {
     outputs: Vec<Output>,
     /// The output that is asked first, so that a chatty one does not hide the other.
     turn: usize,
+    /// Reads of outputs that are gone.
+    reads: u64,
     told: bool,
 }
 
@@ -101,28 +104,26 @@ impl Core {
             job: job.clone(),
             outputs: Vec::with_capacity(2),
             turn: 0,
+            reads: 0,
             told: false,
         };
-        let wired = core.wire(shared, ends);
-        let (wires, stdin) = wired.inspect_err(|_refusal| job.unborn())?;
         let (reply, started) = oneshot::channel();
+        let (wires, stdin) = core.wire(shared, ends).inspect_err(|_refusal| job.unborn())?;
         let order = Order {
             plan,
             wires,
             job: job.clone(),
             reply,
         };
-        let stopping = || Refusal::new(Reason::NotReady, "silkd is stopping");
-        if shared.order(order).await.is_err() {
-            job.unborn();
-            return Err(stopping());
-        }
+        shared.order(order).inspect_err(|_refusal| job.unborn())?;
         match started.await {
             Ok(started) => started.map(|()| (core, stdin)),
-            // The thread went without having come to it.
             Err(_dropped) => {
-                job.unborn();
-                Err(stopping())
+                // Dropped with the queue: the thread never came to it. Else the reaper has it.
+                if job.pid_u32() == 0 {
+                    job.unborn();
+                }
+                Err(lost())
             }
         }
     }
@@ -159,7 +160,7 @@ impl Core {
 
     /// Reads made so far.
     pub(super) fn reads(&self) -> u64 {
-        self.outputs.iter().map(Output::reads).sum()
+        self.reads + self.outputs.iter().map(Output::reads).sum::<u64>()
     }
 
     /// The next event; nothing comes after [`Event::Exit`].
@@ -199,6 +200,7 @@ impl Core {
 
     /// What is kept goes on writing to somebody.
     fn leave(&mut self) {
+        self.reads = self.reads();
         let outputs = std::mem::take(&mut self.outputs);
         if self.job.keeps() {
             let chores = outputs.into_iter().filter_map(Output::into_chore);
@@ -211,8 +213,8 @@ impl Core {
         let usage = ended.dead.usage;
         let bytes = |place: usize| self.outputs.get(place).map_or(0, Output::total);
         let wall = account
-            .begun
-            .map_or(Duration::ZERO, |begun| ended.at.saturating_sub(begun));
+            .cloned
+            .map_or(Duration::ZERO, |cloned| ended.at.saturating_sub(cloned));
         Exit {
             how: Some(match ended.dead.how {
                 How::Code(code) => Told::Code(code),

@@ -114,19 +114,10 @@ pub(super) async fn exec(
     let (core, stdin) = Core::start(&shared, plan, ends, job.clone()).await?;
     // Most clients have closed their half by now; then no task is needed for it.
     let source = match input.message().now_or_never() {
-        Some(Ok(None)) => Source {
-            early: None,
-            messages: None,
-        },
-        Some(Ok(early @ Some(_))) => Source {
-            early,
-            messages: Some(input),
-        },
-        // An error comes once more.
-        Some(Err(_)) | None => Source {
-            early: None,
-            messages: Some(input),
-        },
+        Some(Ok(None)) => Source::over(),
+        Some(Ok(Some(early))) => Source::open(Some(early), input),
+        Some(Err(status)) => return Err(input::broken(&status)),
+        None => Source::open(None, input),
     };
     let pump = (!source.is_over() || timeout.is_some())
         .then(|| tasks::spawn(input::pump(job, source, stdin, timeout)));
@@ -144,10 +135,11 @@ pub(super) async fn exec(
 impl ExecStream {
     fn work(&self, trace: Trace, exit: &Exit) -> AgentWork {
         let account = self.core.job().account();
-        let start = account
-            .begun
-            .map_or(Duration::ZERO, |begun| begun.saturating_sub(trace.arrived));
-        let short = |us: u64| u32::try_from(us).unwrap_or(u32::MAX);
+        let begun = account.begun.unwrap_or(trace.arrived);
+        let wall = account
+            .cloned
+            .map(|cloned| cloned + Duration::from_micros(exit.wall_us));
+        let short = |time: Duration| u32::try_from(micros(time)).unwrap_or(u32::MAX);
         AgentWork {
             clones: 1,
             leaves_taken: u32::from(self.core.job().shared().contains()),
@@ -155,8 +147,8 @@ impl ExecStream {
             rings_built: 0,
             reads: self.core.reads(),
             writes: account.writes,
-            start_us: short(micros(start)),
-            run_us: short(exit.wall_us),
+            start_us: short(begun.saturating_sub(trace.arrived)),
+            run_us: short(wall.unwrap_or(begun).saturating_sub(begun)),
         }
     }
 

@@ -40,6 +40,8 @@ struct State {
     phase: Phase,
     hold: Hold,
     pidfd: Option<OwnedFd>,
+    /// Before the clone.
+    cloned: Option<Duration>,
     /// When `execve` had succeeded.
     begun: Option<Duration>,
     /// The kernel's count of memory kills at the start.
@@ -93,6 +95,7 @@ pub(super) struct Ended {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Account {
     pub(super) timed_out: bool,
+    pub(super) cloned: Option<Duration>,
     pub(super) begun: Option<Duration>,
     pub(super) descendants_killed: u32,
     pub(super) discarded: u64,
@@ -120,6 +123,7 @@ impl Job {
             phase: Phase::Starting,
             hold: leaf.map_or(Hold::Session, Hold::Leaf),
             pidfd: None,
+            cloned: None,
             begun: None,
             oom_kills: shared.oom_kills(),
             doom: None,
@@ -183,7 +187,8 @@ impl Job {
 
     /// The cgroup to be born into; `Err`: it must not be started any more.
     pub(super) fn birthplace(&self) -> Result<Option<Arc<OwnedFd>>, ()> {
-        let state = self.lock();
+        let mut state = self.lock();
+        state.cloned = Some(clock::since_boot());
         match (&state.doom, &state.hold) {
             (Some(Doom::Abandoned | Doom::TimedOut), _) => Err(()),
             (None, Hold::Leaf(leaf)) => Ok(Some(leaf.dir())),
@@ -311,9 +316,17 @@ impl Job {
                 // `cgroup.kill` fails only where the directory is gone, and with it the processes.
                 leaf.kill().ok();
             }
-            Hold::Session => leaf::signal_session(self.number(), Signal::KILL),
+            Hold::Session => self.signal_session(state, Signal::KILL),
             Hold::Gone => {}
         }
+    }
+
+    fn signal_session(&self, state: &State, signal: Signal) {
+        if let Some(leader) = &state.pidfd {
+            // It may have ended meanwhile.
+            rustix::process::pidfd_send_signal(leader, signal).ok();
+        }
+        leaf::signal_session(self.number(), signal);
     }
 
     /// Ends the whole tree at once, started or not: whoever wanted it is gone.
@@ -361,7 +374,7 @@ impl Job {
         }
         match &state.hold {
             Hold::Leaf(leaf) => leaf.signal(signal),
-            Hold::Session => leaf::signal_session(self.number(), signal),
+            Hold::Session => self.signal_session(state, signal),
             Hold::Gone => {}
         }
     }
@@ -422,6 +435,7 @@ impl Job {
         let state = self.lock();
         Account {
             timed_out: state.timed_out,
+            cloned: state.cloned,
             begun: state.begun,
             descendants_killed: state.descendants_killed,
             discarded: state.discarded,

@@ -3,6 +3,7 @@
 //! it is empty.
 
 use std::{
+    collections::BTreeSet,
     ffi::OsStr,
     io::{self, Read as _},
     os::{
@@ -34,6 +35,8 @@ const EVENTS: usize = 256;
 const PROCS: u64 = 512 * 1024;
 /// Rounds of signalling a tree that goes on forking meanwhile. A signal other than KILL promises no more.
 const ROUNDS: usize = 4;
+/// Handles of processes that are held at once.
+const HANDLES: usize = 256;
 
 /// `work` and its leaves.
 #[derive(Debug)]
@@ -223,26 +226,23 @@ impl Leaf {
 
     /// Sends a signal to everything in it.
     pub(super) fn signal(&self, signal: Signal) {
-        let mut done: Vec<i32> = Vec::new();
+        let mut done: BTreeSet<i32> = BTreeSet::new();
         for _round in 0..ROUNDS {
             let new: Vec<i32> = self
                 .members()
                 .into_iter()
-                .filter(|pid| !done.contains(pid))
+                .filter(|pid| done.insert(*pid))
                 .collect();
             if new.is_empty() {
                 return;
             }
-            let held: Vec<(i32, OwnedFd)> = new
-                .into_iter()
-                .filter_map(|pid| Some((pid, pidfd(pid)?)))
-                .collect();
-            // A number that is listed again belongs to who holds it since before the handle was made, or to one whose
-            // handle reaches nobody: no stranger is hit.
-            let still = self.members();
-            for (pid, handle) in held {
-                done.push(pid);
-                if still.contains(&pid) {
+            for some in new.chunks(HANDLES) {
+                let held: Vec<(i32, OwnedFd)> =
+                    some.iter().filter_map(|pid| Some((*pid, pidfd(*pid)?))).collect();
+                // A number that is listed now belongs to who held it when the handle was made, or the handle reaches
+                // nobody: no stranger is hit.
+                let still: BTreeSet<i32> = self.members().into_iter().collect();
+                for (_, handle) in held.iter().filter(|(pid, _)| still.contains(pid)) {
                     // It may have ended meanwhile.
                     rustix::process::pidfd_send_signal(handle, signal).ok();
                 }

@@ -127,12 +127,12 @@ impl Shared {
             .collect()
     }
 
-    pub(super) async fn order(&self, order: Order) -> Result<(), Order> {
-        let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        match orders {
-            Some(orders) => orders.send(order).await.map_err(|refused| refused.0),
-            None => Err(order),
-        }
+    /// Hands a start to the spawn thread. The queue holds as many as are admitted, so it is never full.
+    pub(super) fn order(&self, order: Order) -> Result<(), Refusal> {
+        let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
+        let stopping = || Refusal::new(Reason::NotReady, "silkd is stopping");
+        let orders = orders.as_ref().ok_or_else(stopping)?;
+        orders.try_send(order).map_err(|_refused| lost())
     }
 
     pub(super) fn put(&self, leaf: leaf::Leaf) {
@@ -210,4 +210,9 @@ impl Shared {
             idle.await;
         }
     }
+}
+
+/// The spawn thread ends by itself only in a panic.
+pub(super) fn lost() -> Refusal {
+    Refusal::new(Reason::AgentBug, "the spawn thread is gone")
 }

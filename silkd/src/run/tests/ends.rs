@@ -369,7 +369,7 @@ async fn without_cgroups_sessions_have_to_do() {
     let mut wanted = sh("sleep 1000 & sleep 1000");
     wanted.timeout_ms = 100;
     assert!(guest.run(wanted).await.unwrap().exit.timed_out);
-    let call = guest.begin(of(sh("sleep 1000"))).await.unwrap();
+    let call = guest.begin(of(command(&[b"sleep", b"1000"]))).await.unwrap();
     let leader = handle(i32::try_from(call.started.pid).unwrap());
     within(guest.runner.freeze()).await.unwrap();
     eventually("stopped", || {

@@ -61,14 +61,14 @@ pub(super) async fn eventually(what: &str, mut is: impl FnMut() -> bool) {
 }
 
 #[derive(Debug)]
-struct Service1 {
+struct Served {
     runner: Runner,
     gate: Gate,
     claim: Arc<ClaimDefaults>,
 }
 
 #[tonic::async_trait]
-impl Agent for Service1 {
+impl Agent for Served {
     async fn info(&self, _request: Request<AgentInfoRequest>) -> Result<Response<AgentInfoReply>, Status> {
         Ok(Response::new(AgentInfoReply::default()))
     }
@@ -108,11 +108,32 @@ pub(super) struct Guest {
     pub(super) runner: Runner,
     pub(super) gate: Gate,
     pub(super) client: AgentClient<Dialled>,
-    cgroup: Option<PathBuf>,
+    cgroup: Option<OwnCgroup>,
 }
 
-/// A cgroup2 directory of our own. Needs root, as `make test` has it.
-fn own_cgroup() -> PathBuf {
+/// A cgroup2 directory of our own, ended and removed when dropped. Needs root, as `make test` has it.
+#[derive(Debug)]
+pub(super) struct OwnCgroup(PathBuf);
+
+impl Drop for OwnCgroup {
+    fn drop(&mut self) {
+        // A clean end has removed it; what a failed test left is killed, and removed as far as that goes.
+        let work = self.0.join("work");
+        let kill = std::fs::OpenOptions::new()
+            .write(true)
+            .open(work.join("cgroup.kill"));
+        if let Ok(mut kill) = kill {
+            std::io::Write::write_all(&mut kill, b"1").ok();
+        }
+        for leaf in std::fs::read_dir(&work).into_iter().flatten().flatten() {
+            std::fs::remove_dir(leaf.path()).ok();
+        }
+        std::fs::remove_dir(&work).ok();
+        std::fs::remove_dir(&self.0).ok();
+    }
+}
+
+fn own_cgroup() -> OwnCgroup {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
     let root = mounts.lines().find_map(|line| {
@@ -124,7 +145,7 @@ fn own_cgroup() -> PathBuf {
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     let path = root.join(format!("silkd-test-{}-{count}", std::process::id()));
     std::fs::create_dir(&path).expect("a cgroup2 mount that may be written to is needed");
-    path
+    OwnCgroup(path)
 }
 
 impl Guest {
@@ -132,16 +153,37 @@ impl Guest {
         Self::start_with(Some(own_cgroup()), ClaimDefaults::default())
     }
 
-    pub(super) fn start_with(cgroup: Option<PathBuf>, claim: ClaimDefaults) -> Self {
+    pub(super) fn start_with(cgroup: Option<OwnCgroup>, claim: ClaimDefaults) -> Self {
+        Self::start_as(cgroup, claim, false)
+    }
+
+    /// As PID 1 would start it, with regard to what programs inherit.
+    pub(super) fn start_as_pid1() -> Self {
+        Self::start_as(Some(own_cgroup()), ClaimDefaults::default(), true)
+    }
+
+    /// The leaves that there are.
+    pub(super) fn leaves(&self) -> Vec<String> {
+        let work = self.cgroup.as_ref().unwrap().0.join("work");
+        let entries = std::fs::read_dir(work).unwrap().map(|entry| entry.unwrap());
+        let dirs = entries.filter(|entry| entry.file_type().unwrap().is_dir());
+        let mut names: Vec<String> = dirs
+            .map(|entry| entry.file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+
+    fn start_as(cgroup: Option<OwnCgroup>, claim: ClaimDefaults, pid1: bool) -> Self {
         let config = RunConfig {
-            cgroup_root: cgroup.clone(),
-            pid1: false,
+            cgroup_root: cgroup.as_ref().map(|cgroup| cgroup.0.clone()),
+            pid1,
         };
         let runner = Runner::start(&config).unwrap();
         let gate = Gate::new();
         gate.turn(Turn::Renew).unwrap();
         gate.turn(Turn::Renewed).unwrap();
-        let service = AgentServer::new(Service1 {
+        let service = AgentServer::new(Served {
             runner: runner.clone(),
             gate: gate.clone(),
             claim: Arc::new(claim),
@@ -160,9 +202,9 @@ impl Guest {
     pub(super) async fn end(self) {
         within(self.runner.stop(Duration::ZERO)).await;
         assert_eq!(self.runner.running(), 0);
-        if let Some(cgroup) = self.cgroup {
-            assert!(!cgroup.join("work").exists(), "leaves were left");
-            std::fs::remove_dir(cgroup).unwrap();
+        if let Some(cgroup) = &self.cgroup {
+            assert!(!cgroup.0.join("work").exists(), "leaves were left");
+            std::fs::remove_dir(&cgroup.0).unwrap();
         }
     }
 
@@ -181,6 +223,7 @@ impl Guest {
                 input: Some(input),
                 output,
                 started,
+                seen: 0,
             }),
             other => panic!("no Started: {other:?}"),
         }
@@ -225,7 +268,7 @@ fn dial(io: tokio::io::DuplexStream) -> Dialled {
     Dialled(sender)
 }
 
-async fn serve(io: tokio::io::DuplexStream, service: AgentServer<Service1>) {
+async fn serve(io: tokio::io::DuplexStream, service: AgentServer<Served>) {
     let answer = hyper::service::service_fn(move |request| {
         let mut service = service.clone();
         async move { Ok::<_, Infallible>(service.call(request).await.unwrap()) }
@@ -246,6 +289,8 @@ pub(super) struct Call {
     pub(super) input: Option<mpsc::Sender<ExecIn>>,
     pub(super) output: Streaming<ExecOut>,
     pub(super) started: Started,
+    /// Bytes that [`chunk`](Self::chunk) took.
+    seen: usize,
 }
 
 /// What a program said and how it ended.
@@ -283,10 +328,13 @@ impl Call {
         within(input.send(ExecIn { m: Some(m) })).await.unwrap();
     }
 
-    /// The next message, which is an output.
+    /// The next message, which is of stdout.
     pub(super) async fn chunk(&mut self) -> Bytes {
         match within(self.output.message()).await.unwrap().and_then(|out| out.m) {
-            Some(exec_out::M::Stdout(chunk) | exec_out::M::Stderr(chunk)) => chunk.data,
+            Some(exec_out::M::Stdout(chunk)) => {
+                self.seen += chunk.data.len();
+                chunk.data
+            }
             other => panic!("no output: {other:?}"),
         }
     }
@@ -303,7 +351,10 @@ impl Call {
             }
         };
         assert_eq!(within(self.output.message()).await?, None);
-        assert_eq!(exit.stdout_bytes, u64::try_from(stdout.len()).unwrap());
+        assert_eq!(
+            exit.stdout_bytes,
+            u64::try_from(self.seen + stdout.len()).unwrap()
+        );
         assert_eq!(exit.stderr_bytes, u64::try_from(stderr.len()).unwrap());
         Ok(Ran {
             started: self.started,
