@@ -108,6 +108,7 @@ reasons! {
     PathDenied = "PATH_DENIED", PermissionDenied, 0, "the user may not do that to this path";
     NotExecutable = "NOT_EXECUTABLE", FailedPrecondition, 0, "it is not a program that this guest can run, or lacks the execute bit";
     NotADirectory = "NOT_A_DIRECTORY", FailedPrecondition, 0, "the path leads to something else";
+    RenewFailed = "RENEW_FAILED", FailedPrecondition, 0, "the message names the step or the hook: mend the image, and destroy this guest";
     QuiesceBusy = "QUIESCE_BUSY", FailedPrecondition, 0, "end what is open first; the message lists it";
     ProcessLimit = "PROCESS_LIMIT", ResourceExhausted, 1_000, "end programs first: at most 1024 run, and the guest's pids limit holds";
     MemoryExhausted = "MEMORY_EXHAUSTED", ResourceExhausted, 1_000, "free memory in the guest, or use a larger size";

@@ -67,6 +67,21 @@ pub fn rename_synced(from: &Path, to: &Path) -> io::Result<()> {
     }
 }
 
+/// Lets two names of one file system change places at once, and syncs both folders.
+///
+/// # Errors
+/// The kernel's; both are as they were then.
+pub fn exchange_synced(a: &Path, b: &Path) -> io::Result<()> {
+    rustix::fs::renameat_with(
+        rustix::fs::CWD,
+        a,
+        rustix::fs::CWD,
+        b,
+        rustix::fs::RenameFlags::EXCHANGE,
+    )?;
+    [a, b].into_iter().filter_map(Path::parent).try_for_each(sync_dir)
+}
+
 /// Makes the names in a folder durable.
 ///
 /// # Errors

@@ -1,2 +1,7 @@
-//! x
-fn main() {}
+//! The daemon; see the library.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    sandboxd::main()
+}

@@ -1,1 +1,45 @@
-//! x
+//! Client of sandboxd: claim a sandbox, run programs in it, give it back.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), sandbox_sdk::Error> {
+//! use sandbox_sdk::Client;
+//!
+//! let client = Client::connect("unix:/run/sandboxd/api.sock").await?;
+//! let sandbox = client.claim("default").label("job", "42").await?;
+//!
+//! let output = sandbox.exec(["sh", "-c", "echo hello; uname -r"]).output().await?;
+//! assert!(output.status.success());
+//! print!("{}", output.stdout_text());
+//!
+//! sandbox.release().await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A [`Sandbox`] that is dropped is released in the background, unless it was [kept](Sandbox::keep). Errors carry a
+//! stable [`Reason`], a remedy, and whether asking again helps. Calls are repeated by the SDK only where that cannot
+//! do them twice: see [`Error::retry_after`] and [`ClaimBuilder::request_key`].
+//!
+//! May call: sandbox-protocol.
+//! Never inside: what only the daemon may decide; sandboxctl can do nothing that a user of this library cannot.
+
+pub mod admin;
+mod claim;
+mod client;
+mod dial;
+mod error;
+pub mod exec;
+mod retry;
+mod sandbox;
+mod tasks;
+mod token;
+
+pub use claim::ClaimBuilder;
+pub use client::{Client, Options};
+pub use dial::Address;
+pub use error::{Error, ErrorKind, ErrorReason, FieldError, Origin};
+pub use exec::{Event, Exec, ExecStdin, ExecStream, Exit, How, Output, Signaller, TextDecoder};
+pub use sandbox::{Released, Sandbox, SandboxHandle};
+pub use sandbox_protocol::{reason::Reason, v1};
+pub use token::Token;
+pub use tonic::Code;

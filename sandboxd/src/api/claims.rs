@@ -1,0 +1,497 @@
+//! Service `Claims`.
+
+use std::{
+    collections::{HashSet, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use futures_util::{StreamExt as _, stream};
+use sandbox_protocol::{id::SandboxId, limits, reason::Reason, v1};
+use tonic::{Request, Response, Status};
+
+use super::{
+    Ctx, Refusal,
+    desk::{Desk, answer, lock, owner},
+    parse,
+    stream::Boxed,
+};
+use crate::{
+    access::{Caller, Principal},
+    claim::{ClaimError, Granted, Wanted, check_lease},
+    feed::{News, Reader},
+    journal::AppendError,
+    pool::LeaseBounds,
+    sandbox::{ApplyError, Lease, Life, Sandbox, Why, WhyKind},
+    work,
+};
+
+/// Service `Claims`.
+#[derive(Debug, Clone)]
+pub(super) struct ClaimsService(pub(super) Desk);
+
+#[tonic::async_trait]
+impl v1::claims_server::Claims for ClaimsService {
+    async fn claim(
+        &self,
+        request: Request<v1::ClaimsClaimRequest>,
+    ) -> Result<Response<v1::ClaimsClaimReply>, Status> {
+        let ctx = self.0.ctx(&request);
+        answer(&ctx, claim(&self.0, &ctx, request).await)
+    }
+
+    async fn release(
+        &self,
+        request: Request<v1::ClaimsReleaseRequest>,
+    ) -> Result<Response<v1::ClaimsReleaseReply>, Status> {
+        let ctx = self.0.ctx(&request);
+        answer(&ctx, release(&self.0, &ctx, request.get_ref()))
+    }
+
+    async fn renew(
+        &self,
+        request: Request<v1::ClaimsRenewRequest>,
+    ) -> Result<Response<v1::ClaimsRenewReply>, Status> {
+        let ctx = self.0.ctx(&request);
+        answer(&ctx, renew(&self.0, &ctx, request.get_ref()).await)
+    }
+
+    async fn get(&self, request: Request<v1::ClaimsGetRequest>) -> Result<Response<v1::Sandbox>, Status> {
+        let ctx = self.0.ctx(&request);
+        answer(&ctx, get(&self.0, &ctx, request.get_ref()))
+    }
+
+    async fn list(
+        &self,
+        request: Request<v1::ClaimsListRequest>,
+    ) -> Result<Response<v1::ClaimsListReply>, Status> {
+        let ctx = self.0.ctx(&request);
+        answer(&ctx, list(&self.0, &ctx, request.into_inner()))
+    }
+
+    type WatchStream = Boxed<v1::ClaimsWatchReply>;
+
+    async fn watch(
+        &self,
+        request: Request<v1::ClaimsWatchRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let ctx = self.0.ctx(&request);
+        answer(&ctx, watch(&self.0, &ctx, request.into_inner()))
+    }
+}
+
+async fn claim(
+    desk: &Desk,
+    ctx: &Ctx,
+    request: Request<v1::ClaimsClaimRequest>,
+) -> Result<v1::ClaimsClaimReply, Refusal> {
+    desk.serving()?;
+    let principal = ctx.principal()?;
+    let owner =
+        owner(&principal).ok_or_else(|| Refusal::new(Reason::NotAllowed, "a claimer cannot claim"))?;
+    let deadline = desk.deadline(&request);
+    let request = request.into_inner();
+    let trace = request.trace;
+    let ask = parse::ask(request, owner, deadline)?;
+    may_claim(desk, &principal, &ask.from)?;
+    let (granted, counts) = if trace {
+        let (granted, counts) = work::traced(Box::pin(desk.claims.claim(ask))).await;
+        (granted, Some(counts.to_proto()))
+    } else {
+        (desk.claims.claim(ask).await, None)
+    };
+    Ok(reply(desk, granted.map_err(refusal)?, counts))
+}
+
+fn release(
+    desk: &Desk,
+    ctx: &Ctx,
+    request: &v1::ClaimsReleaseRequest,
+) -> Result<v1::ClaimsReleaseReply, Refusal> {
+    desk.started()?;
+    let (sandbox, _) = desk.opened(&ctx.caller, &request.sandbox)?;
+    let applied = desk.claims.sandboxes.end(&sandbox, Why::of(WhyKind::Released));
+    let recorded = applied.as_ref().is_none_or(|applied| !applied.unrecorded);
+    Ok(v1::ClaimsReleaseReply {
+        already: applied.is_none(),
+        recorded,
+    })
+}
+
+fn get(desk: &Desk, ctx: &Ctx, request: &v1::ClaimsGetRequest) -> Result<v1::Sandbox, Refusal> {
+    desk.started()?;
+    let (sandbox, principal) = desk.opened(&ctx.caller, &request.sandbox)?;
+    Ok(sandbox.view(&desk.claims.sandboxes, is_operator(&principal)))
+}
+
+fn reply(desk: &Desk, granted: Granted, work: Option<v1::Work>) -> v1::ClaimsClaimReply {
+    let Granted {
+        sandbox,
+        claim,
+        token,
+        ..
+    } = granted;
+    v1::ClaimsClaimReply {
+        sandbox: sandbox.id.to_string(),
+        claim: claim.id.to_string(),
+        token: token.as_str().to_owned(),
+        tier: claim.tier.to_proto().into(),
+        pool: claim.pool.map_or(String::new(), String::from),
+        expires_at: Some(claim.lease.expires_at.to_proto()),
+        engine: desk.engine.kind().to_proto().into(),
+        accel: desk.engine.accel().to_proto().into(),
+        work,
+    }
+}
+
+/// Tenants claim only from their own pools; whatever else there is reads as if it were not.
+fn may_claim(desk: &Desk, principal: &Principal, wanted: &Wanted) -> Result<(), Refusal> {
+    let tenant = match principal {
+        Principal::Operator(_) => return Ok(()),
+        Principal::Tenant { tenant, .. } => tenant,
+        Principal::Claimer { .. } => return Err(Refusal::new(Reason::NotAllowed, "a claimer cannot claim")),
+    };
+    let tenants = desk.tenants.load();
+    let pool = match wanted {
+        Wanted::Pool(name) => Some(name.clone()),
+        Wanted::Key(key) => desk.claims.pools.with_key(key).map(|pool| pool.name().clone()),
+    };
+    let allowed = match (tenants.get(tenant), &pool) {
+        // A tenant that the configuration says nothing of may use every pool.
+        (None, _) => true,
+        (Some(pools), Some(pool)) => pools.contains(pool),
+        (Some(pools), None) => matches!(pools, crate::config::TenantPools::All),
+    };
+    match (allowed, wanted) {
+        (true, _) => Ok(()),
+        (false, Wanted::Pool(name)) => Err(Refusal::new(
+            Reason::PoolNotFound,
+            format!("there is no pool {name}"),
+        )),
+        (false, Wanted::Key(_)) => Err(Refusal::new(
+            Reason::NotAllowed,
+            "no pool of this tenant has that key",
+        )),
+    }
+}
+
+/// What became of a sandbox that no longer is.
+pub(super) fn ended(why: &Why) -> Refusal {
+    let reason = match why.kind {
+        WhyKind::LeaseExpired => Reason::LeaseExpired,
+        WhyKind::VmExited
+        | WhyKind::AgentLost
+        | WhyKind::HostRestarted
+        | WhyKind::LostOnRestart
+        | WhyKind::RecordDamaged => Reason::SandboxFailed,
+        WhyKind::Released
+        | WhyKind::Abandoned
+        | WhyKind::Surplus
+        | WhyKind::PoolGone
+        | WhyKind::TemplateChanged
+        | WhyKind::MakeFailed
+        | WhyKind::ClaimFailed
+        | WhyKind::Stopped => Reason::SandboxEnded,
+    };
+    Refusal::new(reason, format!("the sandbox has ended: {why}")).why(why.to_string())
+}
+
+/// A journal that takes no changes.
+pub(super) fn journal(error: &AppendError) -> Refusal {
+    Refusal::new(error.reason(), crate::telemetry::chain(error))
+}
+
+fn refusal(error: ClaimError) -> Refusal {
+    let text = error.to_string();
+    let plain = |reason| Refusal::new(reason, text.clone());
+    match error {
+        ClaimError::PoolNotFound(_) => plain(Reason::PoolNotFound),
+        ClaimError::TemplateNotFound(_) => plain(Reason::TemplateNotFound),
+        ClaimError::SizeNotFound(_) => plain(Reason::SizeNotFound),
+        ClaimError::LaneUnavailable(_) => plain(Reason::LaneUnavailable),
+        ClaimError::LeaseOutOfRange { .. } => plain(Reason::LeaseOutOfRange),
+        ClaimError::KeyReused => plain(Reason::KeyReused),
+        ClaimError::Ended(why) => ended(&why),
+        ClaimError::PoolEmpty { .. } => plain(Reason::PoolEmpty),
+        ClaimError::Capacity(_) => plain(Reason::Capacity),
+        ClaimError::Busy => plain(Reason::Busy),
+        ClaimError::TemplateBuilding(_) => plain(Reason::TemplateBuilding),
+        ClaimError::Template { reason, .. } => plain(reason),
+        ClaimError::Journal(error) => journal(&error),
+        ClaimError::Guest(_) => Refusal::field("env", text),
+        ClaimError::Deadline => plain(Reason::Deadline),
+        ClaimError::Draining => plain(Reason::Draining),
+    }
+}
+
+async fn renew(
+    desk: &Desk,
+    ctx: &Ctx,
+    request: &v1::ClaimsRenewRequest,
+) -> Result<v1::ClaimsRenewReply, Refusal> {
+    desk.started()?;
+    let (sandbox, _) = desk.opened(&ctx.caller, &request.sandbox)?;
+    let secs = request.lease_secs;
+    let pool = sandbox.with_life(|life| life.claim().and_then(|claim| claim.pool.clone()));
+    let bounds = pool
+        .and_then(|name| desk.claims.pools.get(&name))
+        .map_or(LeaseBounds::DEFAULT, |pool| pool.lease());
+    check_lease(secs, bounds.max_secs).map_err(refusal)?;
+    let lasts = Duration::from_secs(secs.into());
+    let (until, expires_at) = (desk.clock().tick().plus(lasts), desk.clock().wall().plus(lasts));
+    let applied = desk.claims.sandboxes.renew(
+        &sandbox,
+        Lease {
+            secs,
+            until,
+            expires_at,
+        },
+    );
+    let applied = applied.map_err(|error| match error {
+        ApplyError::Journal(error) => journal(&error),
+        ApplyError::Refused => match sandbox.life() {
+            Life::Ending { why, .. }
+            | Life::Failed { why, .. }
+            | Life::Gone { why, .. }
+            | Life::Quarantined { why } => ended(&why),
+            // Nobody's: there is no lease to renew.
+            Life::Making | Life::Warm | Life::Claimed(_) => Refusal::not_found(),
+        },
+    })?;
+    if let Some(written) = applied.written {
+        let journal_ = &desk.claims.sandboxes.means().journal;
+        drop(journal_.settle(written).await.map_err(|error| journal(&error))?);
+    }
+    Ok(v1::ClaimsRenewReply {
+        expires_at: Some(expires_at.to_proto()),
+    })
+}
+
+const fn is_operator(principal: &Principal) -> bool {
+    matches!(principal, Principal::Operator(_))
+}
+
+/// The filters of List and Watch as they came.
+struct Wish {
+    states: Vec<i32>,
+    pools: Vec<String>,
+    labels: std::collections::HashMap<String, String>,
+    owner: Option<String>,
+}
+
+/// What a reader sees.
+#[derive(Debug)]
+struct Filter {
+    caller: Caller,
+    operator: bool,
+    states: Vec<v1::State>,
+    pools: Vec<String>,
+    labels: Vec<(String, String)>,
+    owner: Option<String>,
+}
+
+impl Filter {
+    fn new(ctx: &Ctx, wish: Wish) -> Result<Self, Refusal> {
+        let operator = match &ctx.caller {
+            Caller::Known(principal) => is_operator(principal),
+            Caller::Claim(_) => false,
+            Caller::Nobody | Caller::Stranger => ctx.principal().map(|principal| is_operator(&principal))?,
+        };
+        let mut states = vec![];
+        for state in wish.states {
+            match v1::State::try_from(state) {
+                Ok(v1::State::Unspecified) | Err(_) => return Err(Refusal::field("states", "not a state")),
+                Ok(known) => states.push(known),
+            }
+        }
+        if states.is_empty() {
+            states = vec![v1::State::Claimed, v1::State::Ending, v1::State::Failed];
+        }
+        let labels = wish.labels.into_iter().collect();
+        Ok(Self {
+            caller: ctx.caller.clone(),
+            operator,
+            states,
+            pools: wish.pools,
+            labels,
+            owner: wish.owner,
+        })
+    }
+
+    /// Whether the reader may know of it at all.
+    fn may_see(&self, sandbox: &Sandbox) -> bool {
+        self.caller.opens(Some(&lock(sandbox))).is_some()
+    }
+
+    fn fits(&self, view: &v1::Sandbox) -> bool {
+        let state = v1::State::try_from(view.state).unwrap_or(v1::State::Unspecified);
+        self.states.contains(&state)
+            && (self.pools.is_empty() || self.pools.contains(&view.pool))
+            && self.owner.as_ref().is_none_or(|owner| *owner == view.owner)
+            && self
+                .labels
+                .iter()
+                .all(|(key, value)| view.labels.get(key) == Some(value))
+    }
+
+    fn view(&self, desk: &Desk, sandbox: &Sandbox) -> Option<v1::Sandbox> {
+        self.may_see(sandbox)
+            .then(|| sandbox.view(&desk.claims.sandboxes, self.operator))
+    }
+}
+
+fn list(desk: &Desk, ctx: &Ctx, wanted: v1::ClaimsListRequest) -> Result<v1::ClaimsListReply, Refusal> {
+    desk.started()?;
+    let size = match wanted.page_size {
+        0 => limits::PAGE_DEFAULT,
+        n @ 1..=limits::PAGE_MAX => n,
+        _ => {
+            return Err(Refusal::field(
+                "page_size",
+                format!("at most {}", limits::PAGE_MAX),
+            ));
+        }
+    };
+    let after = match wanted.page_token.as_str() {
+        "" => None,
+        token => Some(token.parse::<SandboxId>().map_err(|_not_one_of_ours| {
+            Refusal::new(Reason::PageTokenInvalid, "not a page token of this daemon")
+        })?),
+    };
+    let v1::ClaimsListRequest {
+        states,
+        pools,
+        labels,
+        owner,
+        ..
+    } = wanted;
+    let filter = Filter::new(
+        ctx,
+        Wish {
+            states,
+            pools,
+            labels,
+            owner,
+        },
+    )?;
+    let size = usize::try_from(size).unwrap_or(usize::MAX);
+    let mut rest = desk.claims.sandboxes.list(after).into_iter();
+    let mut sandboxes = vec![];
+    for sandbox in rest.by_ref() {
+        if let Some(view) = filter.view(desk, &sandbox).filter(|view| filter.fits(view)) {
+            sandboxes.push(view);
+            if sandboxes.len() == size {
+                break;
+            }
+        }
+    }
+    let more = rest.any(|sandbox| filter.view(desk, &sandbox).is_some_and(|view| filter.fits(&view)));
+    let next = sandboxes.last().filter(|_| more).map(|last| last.sandbox.clone());
+    Ok(v1::ClaimsListReply {
+        next_page_token: next.unwrap_or_default(),
+        sandboxes,
+    })
+}
+
+/// A watch: everything that fits, Synced, then each change of what fits or was told before.
+struct Watcher {
+    desk: Desk,
+    filter: Filter,
+    reader: Reader<SandboxId>,
+    queue: VecDeque<Next>,
+    told: HashSet<SandboxId>,
+}
+
+enum Next {
+    Sandbox(Arc<Sandbox>),
+    Synced,
+    Lost(u64),
+}
+
+fn watch(
+    desk: &Desk,
+    ctx: &Ctx,
+    request: v1::ClaimsWatchRequest,
+) -> Result<Boxed<v1::ClaimsWatchReply>, Refusal> {
+    desk.started()?;
+    let v1::ClaimsWatchRequest {
+        states,
+        pools,
+        labels,
+        owner,
+    } = request;
+    let filter = Filter::new(
+        ctx,
+        Wish {
+            states,
+            pools,
+            labels,
+            owner,
+        },
+    )?;
+    let reader = desk.claims.sandboxes.read_feed();
+    let mut watcher = Watcher {
+        desk: desk.clone(),
+        filter,
+        reader,
+        queue: VecDeque::new(),
+        told: HashSet::new(),
+    };
+    watcher.begin();
+    let events = stream::unfold(watcher, |mut watcher| async move {
+        watcher.next().await.map(|event| (event, watcher))
+    });
+    Ok(Box::pin(events.take_until(desk.stopping()).map(Ok)))
+}
+
+impl Watcher {
+    fn begin(&mut self) {
+        self.queue.extend(
+            self.desk
+                .claims
+                .sandboxes
+                .list(None)
+                .into_iter()
+                .map(Next::Sandbox),
+        );
+        self.queue.push_back(Next::Synced);
+    }
+
+    async fn next(&mut self) -> Option<v1::ClaimsWatchReply> {
+        use v1::claims_watch_reply::Event;
+        loop {
+            let event = match self.queue.pop_front() {
+                Some(Next::Sandbox(sandbox)) => self.tell(&sandbox).map(Event::Sandbox),
+                Some(Next::Synced) => Some(Event::Synced(v1::Synced {})),
+                Some(Next::Lost(count)) => Some(Event::Lost(v1::Lost { count })),
+                None => match self.reader.next().await {
+                    News::Event(id) => {
+                        let sandbox = self.desk.claims.sandboxes.get(id);
+                        sandbox
+                            .and_then(|sandbox| self.tell(&sandbox))
+                            .map(Event::Sandbox)
+                    }
+                    News::Lost(count) => {
+                        self.queue.push_back(Next::Lost(count));
+                        self.begin();
+                        None
+                    }
+                    News::Closed => return None,
+                },
+            };
+            if event.is_some() {
+                return Some(v1::ClaimsWatchReply { event });
+            }
+        }
+    }
+
+    fn tell(&mut self, sandbox: &Sandbox) -> Option<v1::Sandbox> {
+        let view = self.filter.view(&self.desk, sandbox)?;
+        if self.filter.fits(&view) {
+            self.told.insert(sandbox.id);
+            return Some(view);
+        }
+        // It fitted before: the reader hears how it ended.
+        self.told.remove(&sandbox.id).then_some(view)
+    }
+}

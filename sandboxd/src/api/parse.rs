@@ -1,0 +1,223 @@
+//! Requests of clients, checked against their limits and made into values of the domain. An absent optional field takes
+//! its default; a value out of range is refused with the field named, never clamped.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::Duration,
+};
+
+use prost::Message as _;
+use sandbox_protocol::{limits, reason::Reason, v1};
+use sha2::{Digest as _, Sha256};
+
+use super::Refusal;
+use crate::{
+    access::TokenHash,
+    claim::{Ask, Wanted},
+    clock::Tick,
+    pool::{LeaseBounds, Source, Spec},
+    words::{Lane, Name, PoolKey},
+};
+
+/// The size where none is named.
+const DEFAULT_SIZE: &str = "small";
+/// Warm stock that a pool may ask for.
+const WARM_MAX: u32 = 4096;
+
+/// A name in a field.
+pub(super) fn name(field: &str, text: &str) -> Result<Name, Refusal> {
+    text.parse()
+        .map_err(|error: crate::words::NameError| Refusal::field(field, error.to_string()))
+}
+
+fn lane(field: &str, value: i32) -> Result<Lane, Refusal> {
+    match v1::Lane::try_from(value) {
+        Ok(v1::Lane::Unspecified | v1::Lane::None) => Ok(Lane::None),
+        Ok(v1::Lane::Guarded) => Ok(Lane::Guarded),
+        Err(_unknown) => Err(Refusal::field(field, "not a lane")),
+    }
+}
+
+/// A lane that this host has. Guarded needs the doors, which this version does not have.
+fn available(lane: Lane) -> Result<Lane, Refusal> {
+    match lane {
+        Lane::None => Ok(lane),
+        Lane::Guarded => Err(Refusal::new(
+            Reason::LaneUnavailable,
+            "lane guarded is not available on this host",
+        )),
+    }
+}
+
+/// A key, with its defaults.
+pub(super) fn key(field: &str, key: &v1::PoolKey) -> Result<PoolKey, Refusal> {
+    let size = if key.size.is_empty() {
+        DEFAULT_SIZE
+    } else {
+        &key.size
+    };
+    Ok(PoolKey {
+        template: name(&format!("{field}.template"), &key.template)?,
+        lane: available(lane(&format!("{field}.lane"), key.lane)?)?,
+        size: name(&format!("{field}.size"), size)?,
+    })
+}
+
+/// The key of a template's variant.
+pub(super) fn variant(template: &str, lane_value: i32, size: &str) -> Result<PoolKey, Refusal> {
+    let size = if size.is_empty() { DEFAULT_SIZE } else { size };
+    Ok(PoolKey {
+        template: name("name", template)?,
+        lane: available(lane("lane", lane_value)?)?,
+        size: name("size", size)?,
+    })
+}
+
+fn labels(labels: HashMap<String, String>) -> Result<BTreeMap<String, String>, Refusal> {
+    if labels.len() > limits::LABELS {
+        return Err(Refusal::field("labels", format!("at most {}", limits::LABELS)));
+    }
+    let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"._/-".contains(&b);
+    for (key, value) in &labels {
+        if key.is_empty() || key.len() > limits::LABEL_KEY || !key.bytes().all(plain) {
+            return Err(Refusal::field(
+                "labels",
+                "a key has 1 to 63 characters of a-z 0-9 . _ / -",
+            ));
+        }
+        if value.len() > limits::LABEL_VALUE {
+            return Err(Refusal::field(
+                "labels",
+                format!("a value has at most {} bytes", limits::LABEL_VALUE),
+            ));
+        }
+    }
+    Ok(labels.into_iter().collect())
+}
+
+fn request_key(key: &str) -> Result<(), Refusal> {
+    let printable = key.bytes().all(|b| b.is_ascii_graphic() || b == b' ');
+    if key.is_empty() || key.len() > limits::REQUEST_KEY || !printable {
+        return Err(Refusal::field(
+            "request_key",
+            "1 to 128 printable ASCII characters",
+        ));
+    }
+    Ok(())
+}
+
+/// What a claim asks for.
+pub(super) fn ask(
+    mut request: v1::ClaimsClaimRequest,
+    owner: Arc<str>,
+    deadline: Option<Tick>,
+) -> Result<Ask, Refusal> {
+    let wanted = match &request.source {
+        Some(v1::claims_claim_request::Source::Pool(pool)) => Wanted::Pool(name("pool", pool)?),
+        Some(v1::claims_claim_request::Source::Key(wanted)) => Wanted::Key(key("key", wanted)?),
+        None => {
+            return Err(Refusal::field(
+                "pool",
+                "name a pool, or give a key of template, lane and size",
+            ));
+        }
+    };
+    if request.lease_secs == Some(0) {
+        return Err(Refusal::new(
+            Reason::LeaseOutOfRange,
+            "a lease of 0 s is over before it begins",
+        ));
+    }
+    let wait_ms = request.wait_ms.unwrap_or(limits::WAIT_DEFAULT_MS);
+    if wait_ms > limits::WAIT_MAX_MS {
+        return Err(Refusal::field(
+            "wait_ms",
+            format!("at most {}", limits::WAIT_MAX_MS),
+        ));
+    }
+    let env_bytes: usize = request
+        .env
+        .iter()
+        .map(|var| var.key.len() + var.value.len())
+        .sum();
+    if env_bytes + request.user.len() > limits::CLAIM_ENV {
+        return Err(Refusal::field(
+            "env",
+            format!("with user at most {} bytes", limits::CLAIM_ENV),
+        ));
+    }
+    let keyed = match request.request_key.take() {
+        Some(key) => {
+            request_key(&key)?;
+            Some((key, digest(&request)))
+        }
+        None => None,
+    };
+    Ok(Ask {
+        owner,
+        from: wanted,
+        lease_secs: request.lease_secs,
+        request: keyed,
+        labels: labels(request.labels)?,
+        wait: Duration::from_millis(wait_ms.into()),
+        warm_only: request.warm_only,
+        env: request.env,
+        user: request.user,
+        deadline,
+    })
+}
+
+/// Tells two requests apart; labels come in the order of their keys, `trace` does not count.
+fn digest(request: &v1::ClaimsClaimRequest) -> String {
+    let mut hash = Sha256::new();
+    let labels: BTreeMap<_, _> = request.labels.iter().collect();
+    for (key, value) in labels {
+        for text in [key, value] {
+            hash.update(text.len().to_be_bytes());
+            hash.update(text);
+        }
+    }
+    let rest = v1::ClaimsClaimRequest {
+        labels: HashMap::new(),
+        trace: false,
+        ..request.clone()
+    };
+    hash.update(rest.encode_to_vec());
+    TokenHash::from_bytes(hash.finalize().into()).to_hex()
+}
+
+/// What a pool is to be.
+pub(super) fn pool(spec: Option<v1::PoolSpec>) -> Result<Spec, Refusal> {
+    let spec = spec.ok_or_else(|| Refusal::field("spec", "is missing"))?;
+    let name = name("spec.name", &spec.name)?;
+    let key = key(
+        "spec.key",
+        &spec.key.ok_or_else(|| Refusal::field("spec.key", "is missing"))?,
+    )?;
+    if spec.warm > WARM_MAX {
+        return Err(Refusal::field("spec.warm", format!("at most {WARM_MAX}")));
+    }
+    let warm_max = spec.warm_max.unwrap_or(spec.warm.saturating_mul(2));
+    if warm_max < spec.warm {
+        return Err(Refusal::field("spec.warm_max", "not below spec.warm"));
+    }
+    let lease = LeaseBounds {
+        secs: spec.lease_secs.unwrap_or(3600),
+        max_secs: spec.lease_max_secs.unwrap_or(24 * 3600),
+    };
+    if !(1..=limits::LEASE_MAX_SECS).contains(&lease.max_secs) {
+        return Err(Refusal::field("spec.lease_max_secs", "1 s to 30 days"));
+    }
+    if !(1..=lease.max_secs).contains(&lease.secs) {
+        return Err(Refusal::field("spec.lease_secs", "1 s to spec.lease_max_secs"));
+    }
+    Ok(Spec {
+        name,
+        key,
+        warm: spec.warm,
+        warm_max,
+        lease,
+        source: Source::Applied,
+    })
+}

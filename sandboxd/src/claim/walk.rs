@@ -1,0 +1,499 @@
+//! The walk of a claim. Warm: one record, one write; no netlink, QMP, bind, spawn, thread change or guest trip.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use sandbox_protocol::{id::ClaimId, limits, reason::Reason, v1};
+use tokio::time::timeout;
+
+use super::keys::{KeyGuard, Keys, Reserved};
+use crate::{
+    access::{ClaimToken, HostKey},
+    admission::Full,
+    agent,
+    clock::Tick,
+    journal::{AppendError, Written},
+    pool::{LeaseBounds, Pool, Pools, WaitEnd},
+    random,
+    sandbox::{
+        ApplyError, Claim, Lease, Life, MakeError, MakeSpec, Sandbox, Sandboxes, Source, Warm, Why, WhyKind,
+    },
+    telemetry::metrics::{ClaimSeries, ClaimStep, ClaimTimes, Outcome},
+    template::{TemplateError, Templates},
+    words::{Lane, Name, PoolKey, Tier},
+};
+
+/// From where a claim wants its sandbox.
+#[derive(Debug, Clone)]
+pub enum Wanted {
+    /// A pool.
+    Pool(Name),
+    /// The first pool by name with this key, else a clone or a cold boot.
+    Key(PoolKey),
+}
+
+/// A claim as asked for; every field is within its limits.
+#[derive(Debug, Clone)]
+pub struct Ask {
+    /// Whose it will be.
+    pub owner: Arc<str>,
+    /// From where.
+    pub from: Wanted,
+    /// Seconds; absent: the pool's.
+    pub lease_secs: Option<u32>,
+    /// The caller's request key, and the digest of the request.
+    pub request: Option<(String, String)>,
+    /// The caller's labels.
+    pub labels: BTreeMap<String, String>,
+    /// Time in line.
+    pub wait: Duration,
+    /// Never a clone on demand or a cold boot.
+    pub warm_only: bool,
+    /// Environment of everything that runs in it.
+    pub env: Vec<v1::EnvVar>,
+    /// Its default user.
+    pub user: bytes::Bytes,
+    /// Until when the caller waits, if it said so.
+    pub deadline: Option<Tick>,
+}
+
+/// A claim that was recorded.
+#[derive(Debug)]
+pub struct Granted {
+    /// The sandbox.
+    pub sandbox: Arc<Sandbox>,
+    /// The claim.
+    pub claim: Claim,
+    /// What opens it.
+    pub token: ClaimToken,
+    /// Proof that its record outlives the daemon; absent for a repetition, whose record the first answer was about.
+    receipt: Option<Written>,
+}
+
+impl Granted {
+    /// Whether this answers a repeated request.
+    #[must_use]
+    pub const fn is_repetition(&self) -> bool {
+        self.receipt.is_none()
+    }
+}
+
+/// Why there is no claim.
+#[derive(Debug, thiserror::Error)]
+pub enum ClaimError {
+    /// No such pool.
+    #[error("there is no pool {0}")]
+    PoolNotFound(Name),
+    /// No template of that name.
+    #[error("there is no template {0}")]
+    TemplateNotFound(Name),
+    /// No size of that name.
+    #[error("there is no size {0}")]
+    SizeNotFound(Name),
+    /// The lane is not to be had on this host.
+    #[error("lane {0} is not available on this host")]
+    LaneUnavailable(Lane),
+    /// Zero, or over the pool's maximum.
+    #[error("a lease of {asked} s is not within 1 ..= {max} s")]
+    LeaseOutOfRange {
+        /// As asked.
+        asked: u32,
+        /// What may be asked.
+        max: u32,
+    },
+    /// Another request used the key.
+    #[error("the request key was used for another request")]
+    KeyReused,
+    /// The claim of a repeated request has ended since.
+    #[error("the claim of this request has ended: {0}")]
+    Ended(Why),
+    /// Nothing warm in time.
+    #[error("nothing warm within {waited:?}: {why}")]
+    PoolEmpty {
+        /// The time in line.
+        waited: Duration,
+        /// What keeps refill, or what came of a clone on demand.
+        why: String,
+    },
+    /// No room on the node.
+    #[error("the node has no room: {0}")]
+    Capacity(Full),
+    /// Too many claims in line.
+    #[error("{} claims wait in line already", crate::pool::WAITERS)]
+    Busy,
+    /// The pool's template is being built, and only warm stock was wanted.
+    #[error("template {0} is being built")]
+    TemplateBuilding(Name),
+    /// Neither template nor image can be had.
+    #[error("template {name}: {why}")]
+    Template {
+        /// Its name.
+        name: Name,
+        /// Its reason at the border.
+        reason: Reason,
+        /// The error and its causes.
+        why: String,
+    },
+    /// The record could not be written.
+    #[error("the claim cannot be recorded")]
+    Journal(#[source] AppendError),
+    /// The guest did not take environment or user.
+    #[error("the guest refused the claim's environment or user: {0}")]
+    Guest(String),
+    /// The caller's own deadline.
+    #[error("the call's deadline is over")]
+    Deadline,
+    /// The daemon stops.
+    #[error("the daemon is stopping")]
+    Draining,
+}
+
+/// What claims work with; cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Claims {
+    /// All sandboxes.
+    pub sandboxes: Sandboxes,
+    /// All pools.
+    pub pools: Pools,
+    /// All templates.
+    pub templates: Templates,
+    /// All request keys.
+    pub keys: Keys,
+    /// Makes tokens.
+    pub host_key: Arc<HostKey>,
+    /// Where claims without a pool are counted.
+    pub metrics: Arc<ClaimSeries>,
+}
+
+/// Ends a claimed sandbox that nobody was told of, unless it is defused.
+struct Untold<'a> {
+    claims: &'a Claims,
+    sandbox: Option<Arc<Sandbox>>,
+}
+
+impl Drop for Untold<'_> {
+    fn drop(&mut self) {
+        if let Some(sandbox) = self.sandbox.take() {
+            self.claims.sandboxes.end(&sandbox, Why::of(WhyKind::ClaimFailed));
+        }
+    }
+}
+
+/// What a claim is to get: the pool, if there is one, and the bounds of its lease.
+struct Terms {
+    pool: Option<Arc<Pool>>,
+    key: PoolKey,
+    lease_secs: u32,
+}
+
+impl Claims {
+    /// Makes a sandbox the caller's.
+    ///
+    /// # Errors
+    /// See [`ClaimError`]. Nothing is left claimed then.
+    pub async fn claim(&self, ask: Ask) -> Result<Granted, ClaimError> {
+        let mut times = ClaimTimes::start(self.sandboxes.means().clock.clone());
+        let terms = self.terms(&ask)?;
+        let meter = terms
+            .pool
+            .as_ref()
+            .map_or(&*self.metrics, |pool| pool.claim_metrics());
+        let mut tier = None;
+        let outcome = self.walk(&ask, &terms, &mut times, &mut tier).await;
+        let kind = match &outcome {
+            Ok(_) => Outcome::Ok,
+            Err(ClaimError::Journal(_) | ClaimError::Guest(_) | ClaimError::Template { .. }) => {
+                Outcome::Failed
+            }
+            Err(_) => Outcome::Refused,
+        };
+        meter.finish(&times, tier, kind);
+        outcome
+    }
+
+    async fn walk(
+        &self,
+        ask: &Ask,
+        terms: &Terms,
+        times: &mut ClaimTimes,
+        served: &mut Option<Tier>,
+    ) -> Result<Granted, ClaimError> {
+        let key_guard = match self.reserve(ask).await? {
+            Reserve::New(guard) => guard,
+            Reserve::Same(sandbox) => return self.same(sandbox),
+        };
+        times.done(ClaimStep::Key);
+        let (sandbox, claim, written) = loop {
+            let (warm, tier) = match terms.pool.as_ref().and_then(|pool| pool.take()) {
+                Some(warm) => (warm, Tier::Warm),
+                None => self.find(ask, terms, times).await?,
+            };
+            times.done(ClaimStep::Take);
+            *served = Some(tier);
+            let claim = self.draw_up(ask, terms, tier);
+            match warm.claim(claim.clone()) {
+                Ok((sandbox, written)) => break (sandbox, claim, written),
+                // It died in our hand; the next one.
+                Err(ApplyError::Refused) => {}
+                Err(ApplyError::Journal(error)) => return Err(ClaimError::Journal(error)),
+            }
+        };
+        let mut untold = Untold {
+            claims: self,
+            sandbox: Some(Arc::clone(&sandbox)),
+        };
+        let receipt = self
+            .sandboxes
+            .means()
+            .journal
+            .settle(written)
+            .await
+            .map_err(ClaimError::Journal)?;
+        times.done(ClaimStep::Record);
+        if !ask.env.is_empty() || !ask.user.is_empty() {
+            self.tell_guest(&sandbox, ask).await?;
+            times.done(ClaimStep::Setup);
+        }
+        untold.sandbox = None;
+        if let Some(guard) = key_guard {
+            guard.fulfil(sandbox.id);
+        }
+        let token = ClaimToken::new(&self.host_key, claim.id);
+        times.done(ClaimStep::Hand);
+        tracing::info!(sandbox = %sandbox.id, tier = tier_text(*served), owner = &*claim.owner, "claimed");
+        Ok(Granted {
+            sandbox,
+            claim,
+            token,
+            receipt: Some(receipt),
+        })
+    }
+
+    fn now(&self) -> Tick {
+        self.sandboxes.means().clock.tick()
+    }
+
+    fn terms(&self, ask: &Ask) -> Result<Terms, ClaimError> {
+        let pool = match &ask.from {
+            Wanted::Pool(name) => Some(
+                self.pools
+                    .get(name)
+                    .ok_or_else(|| ClaimError::PoolNotFound(name.clone()))?,
+            ),
+            Wanted::Key(key) => {
+                if key.lane != Lane::None {
+                    return Err(ClaimError::LaneUnavailable(key.lane));
+                }
+                if self.templates.size(&key.size).is_none() {
+                    return Err(ClaimError::SizeNotFound(key.size.clone()));
+                }
+                if !self.templates.knows(&key.template) {
+                    return Err(ClaimError::TemplateNotFound(key.template.clone()));
+                }
+                self.pools.with_key(key)
+            }
+        };
+        let bounds = pool.as_ref().map_or(LeaseBounds::DEFAULT, |pool| pool.lease());
+        let lease_secs = ask.lease_secs.unwrap_or(bounds.secs);
+        check_lease(lease_secs, bounds.max_secs)?;
+        let key = match (&ask.from, &pool) {
+            (Wanted::Key(key), _) => key.clone(),
+            (Wanted::Pool(_), Some(pool)) => pool.key(),
+            (Wanted::Pool(name), None) => return Err(ClaimError::PoolNotFound(name.clone())),
+        };
+        Ok(Terms {
+            pool,
+            key,
+            lease_secs,
+        })
+    }
+
+    async fn reserve(&self, ask: &Ask) -> Result<Reserve, ClaimError> {
+        let Some((key, digest)) = &ask.request else {
+            return Ok(Reserve::New(None));
+        };
+        loop {
+            let known = |id| self.sandboxes.get(id).is_some();
+            match self.keys.reserve(&ask.owner, key, digest, known) {
+                Reserved::New(guard) => return Ok(Reserve::New(Some(guard))),
+                Reserved::Other => return Err(ClaimError::KeyReused),
+                Reserved::Same(id) => {
+                    if let Some(sandbox) = self.sandboxes.get(id) {
+                        return Ok(Reserve::Same(sandbox));
+                    }
+                }
+                Reserved::Wait(mut through) => {
+                    // Closing is the signal; nothing is ever sent.
+                    let closed = async { drop(through.changed().await) };
+                    self.within_deadline(ask, closed).await?;
+                }
+            }
+        }
+    }
+
+    fn same(&self, sandbox: Arc<Sandbox>) -> Result<Granted, ClaimError> {
+        match sandbox.life() {
+            Life::Claimed(claim) => {
+                let token = ClaimToken::new(&self.host_key, claim.id);
+                Ok(Granted {
+                    sandbox,
+                    claim,
+                    token,
+                    receipt: None,
+                })
+            }
+            Life::Ending { why, .. }
+            | Life::Failed { why, .. }
+            | Life::Gone { why, .. }
+            | Life::Quarantined { why } => Err(ClaimError::Ended(why)),
+            // A key is fulfilled only once its sandbox is claimed, and from there no edge leads back.
+            Life::Making | Life::Warm => Err(ClaimError::Ended(Why::of(WhyKind::RecordDamaged))),
+        }
+    }
+
+    fn draw_up(&self, ask: &Ask, terms: &Terms, tier: Tier) -> Claim {
+        let clock = &self.sandboxes.means().clock;
+        let (id, lasts) = (
+            ClaimId::from_random(random::bytes()),
+            Duration::from_secs(terms.lease_secs.into()),
+        );
+        let now = clock.wall();
+        Claim {
+            id,
+            owner: Arc::clone(&ask.owner),
+            token_hash: ClaimToken::new(&self.host_key, id).hash(),
+            labels: Arc::new(ask.labels.clone()),
+            pool: terms.pool.as_ref().map(|pool| pool.name().clone()),
+            tier,
+            claimed_at: now,
+            lease: Lease {
+                secs: terms.lease_secs,
+                until: clock.tick().plus(lasts),
+                expires_at: now.plus(lasts),
+            },
+            request: ask.request.clone().map(Arc::new),
+        }
+    }
+
+    /// The pool is empty: in line for the wait asked for, then by a clone or a cold boot of its own.
+    async fn find(
+        &self,
+        ask: &Ask,
+        terms: &Terms,
+        times: &mut ClaimTimes,
+    ) -> Result<(Warm, Tier), ClaimError> {
+        let mut why = String::from("there is no pool with this key");
+        if let Some(pool) = &terms.pool {
+            let waited = self.within_deadline(ask, pool.wait(ask.wait)).await?;
+            times.done(ClaimStep::Wait);
+            match waited {
+                Ok(warm) => return Ok((warm, Tier::Warm)),
+                Err(WaitEnd::Full) => return Err(ClaimError::Busy),
+                Err(WaitEnd::Closed) => return Err(ClaimError::PoolNotFound(pool.name().clone())),
+                Err(WaitEnd::Over(parked)) => why = parked,
+            }
+            if ask.warm_only {
+                if self.templates.is_building(&terms.key) {
+                    return Err(ClaimError::TemplateBuilding(terms.key.template.clone()));
+                }
+                return Err(ClaimError::PoolEmpty {
+                    waited: ask.wait,
+                    why,
+                });
+            }
+        } else if ask.warm_only {
+            return Err(ClaimError::PoolEmpty {
+                waited: Duration::ZERO,
+                why,
+            });
+        }
+        let made = self.on_demand(ask, terms).await?;
+        times.done(ClaimStep::Make);
+        Ok(made)
+    }
+
+    async fn on_demand(&self, ask: &Ask, terms: &Terms) -> Result<(Warm, Tier), ClaimError> {
+        let template = &terms.key.template;
+        let failed = |error: TemplateError| ClaimError::Template {
+            name: template.clone(),
+            reason: error.reason(),
+            why: error.chain(),
+        };
+        let size = self
+            .templates
+            .size(&terms.key.size)
+            .ok_or_else(|| ClaimError::SizeNotFound(terms.key.size.clone()))?;
+        let (source, tier) = match self.templates.current(&terms.key) {
+            Some(capture) => (Source::Clone(capture), Tier::Clone),
+            None => (
+                Source::Boot(self.templates.image(template).map_err(failed)?),
+                Tier::Cold,
+            ),
+        };
+        let pool = terms.pool.as_ref().map(|pool| pool.name().clone());
+        let spec = MakeSpec {
+            key: terms.key.clone(),
+            pool,
+            size,
+            tier,
+            source,
+        };
+        let made = self.within_deadline(ask, self.sandboxes.make(spec)).await?;
+        made.map(|warm| (warm, tier)).map_err(|error| match error {
+            MakeError::Capacity(full) => ClaimError::Capacity(full),
+            MakeError::Journal(error) => ClaimError::Journal(error),
+            MakeError::Failed(why) if why.kind == WhyKind::Stopped => ClaimError::Draining,
+            MakeError::Failed(why) => ClaimError::PoolEmpty {
+                waited: ask.wait,
+                why: why.to_string(),
+            },
+        })
+    }
+
+    async fn tell_guest(&self, sandbox: &Arc<Sandbox>, ask: &Ask) -> Result<(), ClaimError> {
+        let link = sandbox
+            .link()
+            .ok_or_else(|| ClaimError::Guest("its agent is not connected".into()))?;
+        let telling = agent::set_claim(&link, ask.env.clone(), ask.user.clone());
+        let told = self.within_deadline(ask, timeout(SET_CLAIM, telling)).await?;
+        match told {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(ClaimError::Guest(error.to_string())),
+            Err(_elapsed) => Err(ClaimError::Guest(format!("no answer within {SET_CLAIM:?}"))),
+        }
+    }
+
+    /// Runs a wait within the caller's deadline.
+    async fn within_deadline<T>(&self, ask: &Ask, wait: impl Future<Output = T>) -> Result<T, ClaimError> {
+        match ask.deadline {
+            None => Ok(wait.await),
+            Some(deadline) => timeout(deadline.since(self.now()), wait)
+                .await
+                .map_err(|_elapsed| ClaimError::Deadline),
+        }
+    }
+}
+
+fn tier_text(tier: Option<Tier>) -> &'static str {
+    tier.map_or("", Tier::as_str)
+}
+
+enum Reserve {
+    New(Option<KeyGuard>),
+    Same(Arc<Sandbox>),
+}
+
+/// The guest has this long to take environment and user; it answers in under a millisecond when it is well.
+const SET_CLAIM: Duration = Duration::from_secs(5);
+
+/// Checks a lease.
+///
+/// # Errors
+/// [`ClaimError::LeaseOutOfRange`].
+pub fn check_lease(asked: u32, max: u32) -> Result<(), ClaimError> {
+    let max = max.min(limits::LEASE_MAX_SECS);
+    if (1..=max).contains(&asked) {
+        Ok(())
+    } else {
+        Err(ClaimError::LeaseOutOfRange { asked, max })
+    }
+}

@@ -1,0 +1,175 @@
+//! The process: the command line, the order in which rooms start and stop, what is printed, what systemd is told.
+//!
+//! May call: everything.
+//! Never inside: logic that a test would want.
+//! Cancel safety: a daemon that is killed anywhere here is taken up by the next.
+
+pub mod args;
+mod commands;
+mod engines;
+mod host;
+mod listen;
+pub mod notify;
+pub mod print;
+mod run;
+
+use std::{io::IsTerminal as _, path::PathBuf, process::ExitCode, sync::Arc};
+
+use clap::Parser as _;
+
+use self::{
+    args::{Args, Command, Environment, Serve},
+    print::{Printer, Refusal, StartReason},
+    run::Serving,
+};
+use crate::{
+    config::{self, Config, DevOptions, LogFormat, Stub},
+    telemetry::log::{LogOptions, Logging, log_panics},
+    words::EngineKind,
+};
+
+/// Exit code of a refusal or failure.
+const FAILED: u8 = 1;
+
+/// `sandboxd`: reads command line and environment, and does what they say.
+#[must_use]
+pub fn main() -> ExitCode {
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => {
+            // Help and version come this way too, and go to stdout; whoever read it may be gone.
+            drop(error.print());
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(FAILED));
+        }
+    };
+    let printer = Printer::new(args.json);
+    let environment = Environment::look();
+    match args.command {
+        Command::Serve(serve) => run_daemon(serve, &environment, printer),
+        Command::CheckConfig { file } => commands::check_config(&file, printer),
+        Command::Doctor { config } => commands::doctor(config, printer),
+        Command::Journal(journal) => commands::journal(journal, printer),
+        Command::Token(token) => commands::token(token, printer),
+    }
+}
+
+fn run_daemon(serve: Serve, environment: &Environment, printer: Printer) -> ExitCode {
+    let (dev, keep) = (serve.dev, serve.options.keep);
+    let read = if dev {
+        dev_config(serve, environment, printer)
+    } else {
+        file_config(&serve.config, printer)
+    };
+    let Ok((config, file)) = read else {
+        return ExitCode::from(FAILED);
+    };
+    let json = match config.log.format {
+        LogFormat::Auto => !std::io::stderr().is_terminal() && !dev,
+        LogFormat::Json => true,
+        LogFormat::Text => false,
+    };
+    let options = LogOptions {
+        filter: &config.log.filter,
+        overriding: environment.log.as_deref(),
+        json,
+        colours: !json && std::io::stderr().is_terminal(),
+    };
+    let logging = match Logging::start(options) {
+        Ok(logging) => Arc::new(logging),
+        Err(error) => {
+            printer.refusal(&Refusal::new(StartReason::ConfigInvalid, file, &error));
+            return ExitCode::from(FAILED);
+        }
+    };
+    log_panics();
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .thread_name("sandboxd")
+        .build()
+    {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            printer.refusal(&Refusal::new(StartReason::HostFault, None, &error));
+            return ExitCode::from(FAILED);
+        }
+    };
+    let serving = Serving {
+        config,
+        file,
+        end_at_stop: dev && !keep,
+        dev,
+    };
+    let served = runtime.block_on(Box::pin(run::serve(
+        serving,
+        environment,
+        Arc::downgrade(&logging),
+        printer,
+    )));
+    // What was left to the next start is not waited for.
+    runtime.shutdown_background();
+    if let Some(logging) = Arc::into_inner(logging) {
+        logging.stop();
+    }
+    match served {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(refusal) => {
+            printer.refusal(&refusal);
+            ExitCode::from(FAILED)
+        }
+    }
+}
+
+/// A refusal was printed.
+struct Printed;
+
+type Configured = Result<(Config, Option<PathBuf>), Printed>;
+
+fn file_config(file: &std::path::Path, printer: Printer) -> Configured {
+    match Config::read(file, &config::Host::look()) {
+        Ok(config) => Ok((config, Some(file.to_owned()))),
+        Err(error) => {
+            printer.config_error(&error);
+            Err(Printed)
+        }
+    }
+}
+
+fn dev_config(serve: Serve, environment: &Environment, printer: Printer) -> Configured {
+    let refuse = |reason, place, error: &dyn std::error::Error| {
+        printer.refusal(&Refusal::new(reason, place, error));
+        Printed
+    };
+    let options = serve.options;
+    let here = std::env::current_dir().map_err(|error| refuse(StartReason::HostFault, None, &error))?;
+    let state_dir = options
+        .state_dir
+        .or_else(|| environment.dev_state_dir())
+        .unwrap_or_else(|| "sandboxd".into());
+    let state_dir = args::absolute(&here, &state_dir);
+    let engine: EngineKind = options.engine.into();
+    let given = options.image.map(|image| args::absolute(&here, &image));
+    let image = match engine {
+        EngineKind::Stub => given,
+        EngineKind::Qemu => Some(engines::dev_image(given, &state_dir).map_err(|refusal| {
+            printer.refusal(&refusal);
+            Printed
+        })?),
+    };
+    let stub = Stub {
+        agent: options.stub_agent.into(),
+        silkd: None,
+        faults: options.stub_faults,
+    };
+    let dev = DevOptions {
+        state_dir,
+        engine,
+        warm: options.warm,
+        image,
+        stub,
+    };
+    let config = Config::dev(dev, &config::Host::look());
+    Ok((
+        config.map_err(|error| refuse(StartReason::ConfigInvalid, None, &error))?,
+        None,
+    ))
+}

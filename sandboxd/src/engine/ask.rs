@@ -1,0 +1,31 @@
+//! Asks an emulator for its version, for the doctor, who starts no machine.
+
+use std::{path::Path, process::Command};
+
+use crate::telemetry::GuestText;
+
+/// The first line of `PROGRAM --version`. Blocks until the program has ended.
+///
+/// # Errors
+/// Why there is none, in words for the doctor's list.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the program answers and ends; no machine is started"
+)]
+pub fn version_of(program: &Path) -> Result<String, String> {
+    let asked = Command::new(program).arg("--version").output();
+    let output = asked.map_err(|error| format!("{}: {error}", program.display()))?;
+    if !output.status.success() {
+        return Err(format!(
+            "{}: {}",
+            program.display(),
+            GuestText::tail(&output.stderr)
+        ));
+    }
+    let first = output
+        .stdout
+        .split(|byte| *byte == b'\n')
+        .next()
+        .unwrap_or_default();
+    Ok(GuestText::head(first).to_string())
+}

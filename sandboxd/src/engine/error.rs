@@ -1,0 +1,81 @@
+//! What can go wrong with a machine.
+
+use std::{io, path::PathBuf, time::Duration};
+
+use super::{CaptureError, ExitReport};
+use crate::names::SlotNumber;
+
+/// A failed operation of an engine or machine.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The slot's run directory exists already: its last machine was not torn down.
+    #[error("slot {slot} is taken: its run directory exists")]
+    SlotTaken {
+        /// The slot.
+        slot: SlotNumber,
+    },
+    /// The machine no longer runs.
+    #[error("the machine is gone: {why}")]
+    Gone {
+        /// How that is known.
+        why: String,
+    },
+    /// Something lives in a slot's directory and cannot be told from a stranger; nothing was signalled.
+    #[error("cannot prove what lives in {}: {why}", dir.display())]
+    Unproven {
+        /// Its run directory.
+        dir: PathBuf,
+        /// What is missing.
+        why: String,
+    },
+    /// A call to the host failed.
+    #[error("cannot {what}")]
+    Host {
+        /// The operation.
+        what: String,
+        /// The kernel's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The emulator refused a command.
+    #[error("QEMU refused `{command}`: {reason}")]
+    Refused {
+        /// The command.
+        command: &'static str,
+        /// Its reason, escaped and cut.
+        reason: String,
+    },
+    /// A step took too long.
+    #[error("{what}: not done within {limit:?}")]
+    Late {
+        /// The step.
+        what: &'static str,
+        /// How long it could take.
+        limit: Duration,
+    },
+    /// The machine ended while it was being made.
+    #[error("ended while it was made: {0}")]
+    Died(ExitReport),
+    /// The capture cannot be loaded here.
+    #[error("cannot use the template's capture")]
+    Capture(#[source] CaptureError),
+    /// This engine, image or machine cannot do that.
+    #[error("not possible: {0}")]
+    Unsupported(&'static str),
+    /// The stub was told to fail here.
+    #[error("failed by the fault script: {0}")]
+    Scripted(&'static str),
+    /// The engine was stopped.
+    #[error("the engine is stopped")]
+    Stopped,
+}
+
+impl EngineError {
+    /// A failed call to the host.
+    pub(super) fn host(what: impl Into<String>, source: impl Into<io::Error>) -> Self {
+        Self::Host {
+            what: what.into(),
+            source: source.into(),
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! A link's one task: drives the connection, pings, and says at the end why it ended.
+
+use std::{
+    future::{Future as _, poll_fn},
+    pin::Pin,
+    sync::Arc,
+};
+
+use bytes::Bytes;
+use h2::{
+    Ping, PingPong,
+    client::{Builder, Connection},
+};
+use sandbox_protocol::limits;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    time::{Instant, sleep},
+};
+
+use super::{LostWhy, port::Port, signals::Signals};
+
+/// Resets by the host that `h2` remembers, so that what a guest sent before it learned of them is no fault of it. All
+/// calls of a link can be cancelled at once.
+const RESETS: usize = limits::LINK_STREAMS as usize;
+/// Compressed header state that a guest may make the host keep.
+const HEADER_TABLE: u32 = 4 * 1024;
+
+pub(super) fn settings() -> Builder {
+    let mut settings = Builder::new();
+    settings
+        .initial_window_size(limits::STREAM_WINDOW)
+        .initial_connection_window_size(limits::HOST_CONNECTION_WINDOW)
+        .max_frame_size(limits::LINK_FRAME)
+        .max_header_list_size(limits::HEADER_LIST)
+        .header_table_size(HEADER_TABLE)
+        .max_send_buffer_size(limits::SEND_BUFFER)
+        .max_concurrent_reset_streams(RESETS)
+        .enable_push(false);
+    settings
+}
+
+/// Says that the link is lost however its task ends, also by a panic or with the runtime.
+struct Ending(Arc<Signals>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.lose(LostWhy::Closed);
+    }
+}
+
+pub(super) async fn keep<T>(connection: Connection<Port<T>, Bytes>, signals: Arc<Signals>)
+where
+    T: AsyncRead + AsyncWrite + Unpin,
+{
+    let ending = Ending(Arc::clone(&signals));
+    // Boxed: about 2 KiB, and dropped before the loss is told.
+    let why = drive(Box::pin(connection), &signals).await;
+    tracing::debug!(%why, "link over");
+    signals.lose(why);
+    drop(ending);
+}
+
+async fn drive<T>(mut connection: Pin<Box<Connection<Port<T>, Bytes>>>, signals: &Signals) -> LostWhy
+where
+    T: AsyncRead + AsyncWrite + Unpin,
+{
+    let mut pings = connection.ping_pong();
+    let mut timer = std::pin::pin!(sleep(signals.pace()));
+    // When the ping in flight was sent.
+    let mut asked: Option<Instant> = None;
+    loop {
+        tokio::select! {
+            biased;
+            () = signals.wake.notified() => {
+                if signals.is_closing() {
+                    return LostWhy::Closed;
+                }
+                let due = match asked {
+                    Some(asked) => asked + signals.patience(),
+                    None => timer.deadline().min(Instant::now() + signals.pace()),
+                };
+                timer.as_mut().reset(due);
+            }
+            result = poll_fn(|cx| connection.as_mut().poll(cx)) => return cause(result, signals),
+            () = pong(&mut pings), if asked.is_some() => {
+                asked = None;
+                signals.hear();
+                timer.as_mut().reset(Instant::now() + signals.pace());
+            }
+            () = &mut timer => {
+                if asked.is_some() {
+                    return LostWhy::Silent;
+                }
+                let now = Instant::now();
+                asked = Some(now);
+                signals.pinged();
+                if let Some(pings) = &mut pings {
+                    // One is in flight at most, so it fails only with the connection, which reports that itself.
+                    drop(pings.send_ping(Ping::opaque()));
+                }
+                timer.as_mut().reset(now + signals.patience());
+            }
+        }
+    }
+}
+
+/// Resolves with the answer to the ping in flight; never, if the connection is over, which is told elsewhere.
+async fn pong(pings: &mut Option<PingPong>) {
+    let answered = match pings {
+        Some(pings) => poll_fn(|cx| pings.poll_pong(cx)).await.is_ok(),
+        None => false,
+    };
+    if !answered {
+        std::future::pending::<()>().await;
+    }
+}
+
+fn cause(result: Result<(), h2::Error>, signals: &Signals) -> LostWhy {
+    if let Some(cause) = signals.cause.get() {
+        return *cause;
+    }
+    match result {
+        Ok(()) => LostWhy::Ended,
+        Err(error) => match (error.reason(), error.get_io()) {
+            (Some(h2::Reason::ENHANCE_YOUR_CALM), _) => LostWhy::Flooded,
+            (Some(reason), _) => LostWhy::Protocol(reason),
+            (None, Some(io)) => LostWhy::Port(io.kind()),
+            (None, None) => LostWhy::Ended,
+        },
+    }
+}

@@ -1,0 +1,341 @@
+//! One pool: the lock around its numbers.
+
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use sandbox_protocol::v1;
+use tokio::time::timeout;
+
+use super::{
+    Pools,
+    core::{Core, InLine, LineError, Placed, Served, Stock, Turn, Usable},
+    policy::{Facts, Plan, Policy},
+    refill,
+    spec::{LeaseBounds, Source, Spec},
+};
+use crate::{
+    clock::Tick,
+    sandbox::{Warm, Why, WhyKind},
+    telemetry::metrics::{ClaimSeries, PoolGauges, PoolNumbers},
+    words::{Name, PoolKey},
+};
+
+/// A claim never receives a sandbox whose agent has not answered for longer.
+pub(super) const FRESH: Duration = Duration::from_secs(2);
+
+impl Stock for Warm {
+    fn usable(&self, now: Tick) -> Usable {
+        let sandbox = self.sandbox();
+        if sandbox.is_ending() {
+            Usable::Ending
+        } else if sandbox.heard_within(FRESH, now) {
+            Usable::Yes
+        } else {
+            Usable::Stale
+        }
+    }
+}
+
+/// One pool.
+#[derive(Debug)]
+pub struct Pool {
+    name: Name,
+    state: Mutex<State>,
+    pools: Pools,
+    gauges: PoolGauges,
+    claims: ClaimSeries,
+}
+
+#[derive(Debug)]
+struct State {
+    spec: Spec,
+    core: Core<Warm>,
+    policy: Policy,
+    /// A task makes sure of the template.
+    preparing: bool,
+}
+
+/// Why a wait in line brought nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WaitEnd {
+    /// The time is over; what keeps refill, in words.
+    Over(String),
+    /// The line is full.
+    Full,
+    /// The pool was deleted.
+    Closed,
+}
+
+/// A place in line, left when it is dropped.
+struct Place<'a> {
+    pool: &'a Pool,
+    turn: Turn,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.pool.lock().core.leave(self.turn);
+        self.pool.pools.changed();
+    }
+}
+
+impl Pool {
+    pub(super) fn new(spec: Spec, pools: Pools) -> Self {
+        let now = pools.0.sandboxes.means().clock.tick();
+        let expected = usize::try_from(spec.warm_max).unwrap_or(0);
+        Self {
+            name: spec.name.clone(),
+            gauges: pools.0.metrics.pool.gauges(&spec.name),
+            claims: pools.0.metrics.claim.series(Some(&spec.name)),
+            state: Mutex::new(State {
+                core: Core::new(expected),
+                policy: Policy::new(spec.bounds(), now),
+                spec,
+                preparing: false,
+            }),
+            pools,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> Tick {
+        self.pools.0.sandboxes.means().clock.tick()
+    }
+
+    /// Its name.
+    #[must_use]
+    pub const fn name(&self) -> &Name {
+        &self.name
+    }
+
+    /// What its sandboxes have in common.
+    #[must_use]
+    pub fn key(&self) -> PoolKey {
+        self.lock().spec.key.clone()
+    }
+
+    /// What it is to be.
+    #[must_use]
+    pub fn spec(&self) -> Spec {
+        self.lock().spec.clone()
+    }
+
+    /// Bounds of its claims' leases.
+    #[must_use]
+    pub fn lease(&self) -> LeaseBounds {
+        self.lock().spec.lease
+    }
+
+    /// Where its claims are counted.
+    #[must_use]
+    pub const fn claim_metrics(&self) -> &ClaimSeries {
+        &self.claims
+    }
+
+    pub(super) fn set_spec(&self, spec: Spec) {
+        let mut state = self.lock();
+        state.policy.set_bounds(spec.bounds());
+        state.spec = spec;
+    }
+
+    /// Takes the newest that answered of late. Never waits.
+    #[must_use]
+    pub fn take(&self) -> Option<Warm> {
+        let now = self.now();
+        let mut state = self.lock();
+        state.policy.arrived(now);
+        let taken = state.core.take(now);
+        drop(state);
+        self.let_go(taken.stale, taken.ending);
+        self.pools.changed();
+        taken.got
+    }
+
+    /// What lay in a taker's way: a dead one ends by its own task, a stale one gets one short probe.
+    fn let_go(&self, stale: Vec<Warm>, ending: Vec<Warm>) {
+        drop(ending);
+        for stale in stale {
+            let recheck = refill::recheck(self.pools.clone(), self.name.clone(), stale);
+            self.pools.0.tasks.spawn("recheck", recheck);
+        }
+    }
+
+    /// Stands in line for at most `wait`.
+    ///
+    /// Cancel safe: whoever leaves makes room for the next; a sandbox that was on its way to them ends.
+    ///
+    /// # Errors
+    /// [`WaitEnd`].
+    pub async fn wait(&self, wait: Duration) -> Result<Warm, WaitEnd> {
+        let taken = self.lock().core.take_or_join(self.now());
+        self.let_go(taken.stale, taken.ending);
+        let InLine { turn, mut arrives } = match taken.got {
+            Served::Piece(warm) => return Ok(warm),
+            Served::Refused(LineError::Full) => return Err(WaitEnd::Full),
+            Served::Refused(LineError::Closed) => return Err(WaitEnd::Closed),
+            Served::InLine(place) => place,
+        };
+        let place = Place { pool: self, turn };
+        self.pools.changed();
+        match timeout(wait, &mut arrives).await {
+            Ok(Ok(warm)) => Ok(warm),
+            Ok(Err(_closed)) => Err(WaitEnd::Closed),
+            Err(_elapsed) => {
+                drop(place);
+                // It may have come in the last moment.
+                arrives
+                    .try_recv()
+                    .map_err(|_empty| WaitEnd::Over(self.hindrance()))
+            }
+        }
+    }
+
+    /// What keeps refill, in words.
+    fn hindrance(&self) -> String {
+        let state = self.lock();
+        match state.policy.parked() {
+            Some(parked) => format!("{}: {}", parked.reason.as_str(), parked.message),
+            None if state.preparing => "its template is being built".into(),
+            None => format!("{} are being made", state.core.counts().making),
+        }
+    }
+
+    /// Puts one in that was not begun here.
+    pub(super) fn put(&self, warm: Warm) {
+        let placed = self.lock().core.put(warm, self.now());
+        self.placed(placed);
+    }
+
+    pub(super) fn made(&self, made: Result<Warm, ()>, lead: Duration) {
+        let now = self.now();
+        let mut state = self.lock();
+        match made {
+            Ok(warm) => {
+                state.policy.succeeded(lead);
+                let placed = state.core.made(warm, now);
+                drop(state);
+                self.placed(placed);
+            }
+            Err(()) => {
+                state.core.failed();
+                drop(state);
+                self.pools.changed();
+            }
+        }
+    }
+
+    pub(super) fn rechecked(&self, warm: Option<Warm>) {
+        let placed = self.lock().core.rechecked(warm, self.now());
+        match placed {
+            Some(placed) => self.placed(placed),
+            None => self.pools.changed(),
+        }
+    }
+
+    fn placed(&self, placed: Placed<Warm>) {
+        match placed {
+            Placed::Handed | Placed::Stocked => {}
+            Placed::Refused(warm) if self.pools.0.tasks.is_stopping() => warm.leave(),
+            Placed::Refused(warm) => warm.end(Why::of(WhyKind::PoolGone)),
+        }
+        self.pools.changed();
+    }
+
+    /// Asks the policy, and counts what it wants begun.
+    pub(super) fn plan(&self, may_begin: u32) -> (Plan, Vec<Warm>) {
+        let now = self.now();
+        let mut state = self.lock();
+        let dead = state.core.sweep(now);
+        let counts = state.core.counts();
+        let facts = Facts {
+            warm: counts.warm,
+            coming: counts.making.saturating_add(counts.checking),
+            waiting: counts.waiting,
+            may_begin,
+        };
+        let plan = state.policy.plan(facts, now);
+        state.core.begin(plan.start);
+        let surplus = state.core.shrink(plan.shrink);
+        let counts = state.core.counts();
+        let numbers = PoolNumbers {
+            warm: counts.warm,
+            target: state.policy.target(now),
+            making: counts.making,
+            waiting: counts.waiting,
+            claimed: 0,
+            parked: state.policy.parked().is_some(),
+        };
+        drop(state);
+        let claimed = self.pools.0.sandboxes.claimed_from(&self.name);
+        self.gauges.show(PoolNumbers { claimed, ..numbers });
+        drop(dead);
+        (plan, surplus)
+    }
+
+    /// Changes its policy under the lock.
+    pub(super) fn with_policy<T>(&self, change: impl FnOnce(&mut Policy) -> T) -> T {
+        change(&mut self.lock().policy)
+    }
+
+    /// Marks that a task makes sure of the template; false if one does already.
+    pub(super) fn begin_preparing(&self) -> bool {
+        !std::mem::replace(&mut self.lock().preparing, true)
+    }
+
+    pub(super) fn end_preparing(&self) {
+        self.lock().preparing = false;
+    }
+
+    /// Whether it wants stock at all, now.
+    pub(super) fn wants(&self) -> bool {
+        let now = self.now();
+        let state = self.lock();
+        let counts = state.core.counts();
+        counts.waiting > 0 || counts.warm + counts.making < state.policy.target(now)
+    }
+
+    /// Takes everything out, and nothing in any more.
+    pub(super) fn close(&self) -> Vec<Warm> {
+        self.lock().core.close()
+    }
+
+    /// As the API shows it.
+    #[must_use]
+    pub fn view(&self) -> v1::Pool {
+        let means = self.pools.0.sandboxes.means();
+        let (now, wall) = (means.clock.tick(), means.clock.wall());
+        let state = self.lock();
+        let counts = state.core.counts();
+        // Ticks are shown as wall time by their distance from now.
+        let past = |at: Tick| {
+            let ago = u64::try_from(now.since(at).as_micros()).unwrap_or(0);
+            crate::clock::WallTime::from_micros(wall.as_micros().saturating_sub(ago)).to_proto()
+        };
+        let parked = state.policy.parked().map(|parked| v1::Parked {
+            reason: parked.reason.as_str().into(),
+            since: Some(past(parked.since)),
+            retry_at: parked.retry_at.map(|at| wall.plus(at.since(now)).to_proto()),
+            message: parked.message.clone(),
+        });
+        v1::Pool {
+            spec: Some(state.spec.to_proto()),
+            source: match state.spec.source {
+                Source::File => v1::Source::File.into(),
+                Source::Applied => v1::Source::Applied.into(),
+            },
+            target: state.policy.target(now),
+            warm: counts.warm,
+            making: counts.making,
+            claimed: self.pools.0.sandboxes.claimed_from(&self.name),
+            waiting: counts.waiting,
+            arrivals_per_min: state.policy.arrivals_per_min(now),
+            lead_ms: u32::try_from(state.policy.lead().as_millis()).unwrap_or(u32::MAX),
+            parked,
+        }
+    }
+}

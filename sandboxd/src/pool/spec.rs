@@ -1,0 +1,103 @@
+//! What a pool is to be, from the configuration file or from the API.
+
+use sandbox_protocol::v1;
+
+use super::policy::Bounds;
+use crate::{
+    journal::PoolRow,
+    words::{Name, PoolKey},
+};
+
+/// Who defined a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// The configuration file.
+    File,
+    /// `Pools.Apply`.
+    Applied,
+}
+
+/// Bounds of a lease, in seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LeaseBounds {
+    /// When none is asked for.
+    pub secs: u32,
+    /// The longest.
+    pub max_secs: u32,
+}
+
+impl LeaseBounds {
+    /// Where nothing else is said (api.md section 6: the defaults of a pool): an hour, a day at most.
+    pub const DEFAULT: Self = Self {
+        secs: 3600,
+        max_secs: 24 * 3600,
+    };
+}
+
+/// What a pool is to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Spec {
+    /// Its name.
+    pub name: Name,
+    /// What its sandboxes have in common.
+    pub key: PoolKey,
+    /// Floor of the target.
+    pub warm: u32,
+    /// Ceiling of the target.
+    pub warm_max: u32,
+    /// Bounds of its claims' leases.
+    pub lease: LeaseBounds,
+    /// Who defined it.
+    pub source: Source,
+}
+
+impl Spec {
+    /// Bounds of the target.
+    #[must_use]
+    pub fn bounds(&self) -> Bounds {
+        Bounds::new(self.warm, self.warm_max)
+    }
+
+    /// As the journal has it.
+    #[must_use]
+    pub fn to_row(&self) -> PoolRow {
+        PoolRow {
+            name: self.name.clone(),
+            key: self.key.clone(),
+            warm: self.warm,
+            warm_max: self.warm_max,
+            lease_secs: self.lease.secs,
+            lease_max_secs: self.lease.max_secs,
+            unknown: Default::default(),
+        }
+    }
+
+    /// From the journal.
+    #[must_use]
+    pub fn from_row(row: &PoolRow) -> Self {
+        Self {
+            name: row.name.clone(),
+            key: row.key.clone(),
+            warm: row.warm,
+            warm_max: row.warm_max,
+            lease: LeaseBounds {
+                secs: row.lease_secs,
+                max_secs: row.lease_max_secs,
+            },
+            source: Source::Applied,
+        }
+    }
+
+    /// As the API has it.
+    #[must_use]
+    pub fn to_proto(&self) -> v1::PoolSpec {
+        v1::PoolSpec {
+            name: self.name.to_string(),
+            key: Some(self.key.to_proto()),
+            warm: self.warm,
+            warm_max: Some(self.warm_max),
+            lease_secs: Some(self.lease.secs),
+            lease_max_secs: Some(self.lease.max_secs),
+        }
+    }
+}

@@ -1,0 +1,565 @@
+//! The task that owns one sandbox: makes or adopts it, keeps watch over its machine and its link, and tears it down.
+//!
+//! Invariant 21: ending always progresses; twice is harmless. Whatever is under way, the wish to end is looked at first;
+//! a teardown step that fails is tried again for ever, with growing pauses, and is shown.
+
+use std::{sync::Arc, time::Duration};
+
+use sandbox_protocol::id::{RequestId, SandboxId};
+use tokio::{sync::oneshot, time::timeout};
+use tracing::Instrument as _;
+
+use super::{
+    entry::{AgentFacts, Birth, Sandbox, Warm},
+    life::{Event, Life, Why, WhyKind},
+    registry::Sandboxes,
+    row::Adoptable,
+};
+use crate::{
+    admission::{Full, Reservation},
+    agent::{self, AgentError, RenewMode, RenewSpec},
+    engine::{Capture, EngineError, Identity, Machine, Place, Port, PortName, Purpose},
+    image::Image,
+    journal::{AppendError, SandboxRow, Transition},
+    link::{self, Opened},
+    random,
+    telemetry::{
+        chain,
+        metrics::{RefillStep, RefillTimes},
+        span,
+    },
+    words::{Name, PoolKey, Size, Tier},
+};
+
+/// What a sandbox is made from.
+#[derive(Debug, Clone)]
+pub enum Source {
+    /// A template's capture.
+    Clone(Capture),
+    /// An image.
+    Boot(Image),
+}
+
+/// What is to be made.
+#[derive(Debug, Clone)]
+pub struct MakeSpec {
+    /// Template, lane and size.
+    pub key: PoolKey,
+    /// For which pool.
+    pub pool: Option<Name>,
+    /// What the size stands for.
+    pub size: Size,
+    /// How it is made: `Warm` for stock, else on demand.
+    pub tier: Tier,
+    /// From what.
+    pub source: Source,
+}
+
+/// Why nothing was made. Nothing is left behind; what must be torn down is being torn down.
+#[derive(Debug, thiserror::Error)]
+pub enum MakeError {
+    /// There is no room on this node.
+    #[error("the node has no room: {0}")]
+    Capacity(Full),
+    /// The intent cannot be recorded.
+    #[error("the making cannot be recorded")]
+    Journal(#[source] AppendError),
+    /// A step failed.
+    #[error("{0}")]
+    Failed(Why),
+}
+
+/// A step of a making failed.
+#[derive(Debug, thiserror::Error)]
+enum StepError {
+    #[error("{step}: no answer within {limit:?}")]
+    Late { step: &'static str, limit: Duration },
+    #[error("start")]
+    Engine(#[source] EngineError),
+    #[error("link")]
+    Link(#[source] link::LinkError),
+    #[error("agent")]
+    Agent(#[source] AgentError),
+    #[error("its agent is in state {0:?}")]
+    NotReady(agent::State),
+    #[error("the agent says it belongs to another sandbox")]
+    Foreign,
+}
+
+async fn within<T, E>(
+    step: &'static str,
+    limit: Duration,
+    kind: impl FnOnce(E) -> StepError,
+    work: impl Future<Output = Result<T, E>>,
+) -> Result<T, StepError> {
+    match timeout(limit, work).await {
+        Ok(result) => result.map_err(kind),
+        Err(_elapsed) => Err(StepError::Late { step, limit }),
+    }
+}
+
+impl Sandboxes {
+    /// Makes a sandbox warm: reserves, records the intent, starts the machine, waits for its agent, renews its identity.
+    ///
+    /// Cancel safe: what nobody waits for any more is ended.
+    ///
+    /// # Errors
+    /// See [`MakeError`].
+    pub async fn make(&self, spec: MakeSpec) -> Result<Warm, MakeError> {
+        let reservation = self
+            .means()
+            .admission
+            .try_reserve(spec.size)
+            .map_err(MakeError::Capacity)?;
+        let id = SandboxId::from_random(random::bytes());
+        let digest = match &spec.source {
+            Source::Clone(capture) => capture.digest(),
+            Source::Boot(image) => image.digest(),
+        };
+        let digest: Arc<str> = digest.to_string().into();
+        let created_at = self.means().clock.wall();
+        let intent = Transition::Making {
+            slot: reservation.slot(),
+            key: spec.key.clone(),
+            pool: spec.pool.clone(),
+            tier: spec.tier,
+            engine: self.means().engine.kind(),
+            accel: self.means().engine.accel(),
+            template_digest: digest.to_string(),
+            created_at,
+        };
+        // Written is enough: nothing waits for the disk.
+        drop(
+            self.means()
+                .journal
+                .append(Some(id), &intent)
+                .map_err(MakeError::Journal)?,
+        );
+        let birth = Birth {
+            id,
+            slot: reservation.slot(),
+            key: spec.key.clone(),
+            pool: spec.pool.clone(),
+            made_as: spec.tier,
+            digest,
+            created_at,
+            life: Life::Making,
+        };
+        let (answer, made) = oneshot::channel();
+        let actor = self.enter(birth, Some(reservation));
+        self.owners()
+            .spawn("sandbox", actor.make(spec, answer).instrument(span::sandbox(&id)));
+        // The owner always answers; were it to panic, its sandbox would be one that was never made.
+        made.await
+            .unwrap_or_else(|_panicked| Err(MakeError::Failed(Why::of(WhyKind::MakeFailed))))
+    }
+
+    /// Takes up a sandbox that an earlier daemon left: proves its process, greets its agent.
+    ///
+    /// A claimed one is in the registry at once, whatever comes of it; the result tells what did. A warm one comes back
+    /// as [`Warm`]. What cannot be taken up ends.
+    ///
+    /// # Errors
+    /// Why it could not be taken up.
+    pub async fn adopt(
+        &self,
+        row: Adoptable,
+        size: Size,
+        reservation: Option<Reservation>,
+    ) -> Result<Option<Warm>, Why> {
+        let (answer, adopted) = oneshot::channel();
+        let id = row.birth.id;
+        let actor = self.enter(row.birth, reservation);
+        if let Life::Claimed(claim) = actor.sandbox.life() {
+            self.means().reaper.set(id, None, claim.lease.until);
+        }
+        self.owners().spawn(
+            "sandbox",
+            actor
+                .adopt(row.identity, size, answer)
+                .instrument(span::sandbox(&id)),
+        );
+        adopted
+            .await
+            .unwrap_or_else(|_panicked| Err(Why::of(WhyKind::LostOnRestart)))
+    }
+
+    /// Takes over a row whose life cannot go on: records why, and tears down what may be left of it.
+    /// `rebooted`: the row is of an earlier boot of the host.
+    pub fn wind_up(
+        &self,
+        id: SandboxId,
+        row: &SandboxRow,
+        died: Option<Why>,
+        reservation: Option<Reservation>,
+        rebooted: bool,
+    ) {
+        let birth = super::row::birth(id, row, rebooted.then_some(&self.means().clock));
+        let actor = self.enter(birth, reservation);
+        let sandbox = Arc::clone(&actor.sandbox);
+        if let Some(why) = died {
+            // A row that is ending or gone already needs no second reason.
+            drop(sandbox.apply(self, Event::Died(why)));
+        }
+        let life = sandbox.life();
+        match life {
+            Life::Ending { .. } => self
+                .owners()
+                .spawn("sandbox", actor.end().instrument(span::sandbox(&id))),
+            Life::Failed { claim, .. } => self.means().reaper.set(id, None, claim.lease.until),
+            Life::Gone { .. } => self.retire_if_gone(&sandbox),
+            Life::Making | Life::Warm | Life::Claimed(_) => {}
+            Life::Quarantined { .. } => self
+                .owners()
+                .spawn("sandbox", actor.guard().instrument(span::sandbox(&id))),
+        }
+    }
+
+    fn enter(&self, birth: Birth, reservation: Option<Reservation>) -> Actor {
+        let sandbox = Arc::new(Sandbox::new(birth));
+        self.insert(Arc::clone(&sandbox));
+        Actor {
+            sandbox,
+            sandboxes: self.clone(),
+            machine: None,
+            reservation,
+        }
+    }
+}
+
+struct Actor {
+    sandbox: Arc<Sandbox>,
+    sandboxes: Sandboxes,
+    machine: Option<Box<dyn Machine>>,
+    /// None only where the slot could not be reserved again after a restart.
+    reservation: Option<Reservation>,
+}
+
+impl Actor {
+    async fn make(mut self, spec: MakeSpec, answer: oneshot::Sender<Result<Warm, MakeError>>) {
+        let sandbox = Arc::clone(&self.sandbox);
+        let owners = self.sandboxes.owners().clone();
+        let made = tokio::select! {
+            biased;
+            () = sandbox.wake.notified() => Err(None),
+            () = owners.stopping() => Err(Some(Why::of(WhyKind::Stopped))),
+            made = self.bring_up(&spec) => made.map_err(|error| Some(Why::with(WhyKind::MakeFailed, chain(&error)))),
+        };
+        let made = made.and_then(|record| {
+            let made = self.sandbox.apply(&self.sandboxes, Event::Made(Box::new(record)));
+            made.map(drop)
+                .map_err(|error| Some(Why::with(WhyKind::MakeFailed, chain(&error))))
+        });
+        match made {
+            Ok(()) => {
+                let warm = Warm::new(Arc::clone(&self.sandbox), self.sandboxes.clone());
+                // Whoever asked may have left: the Warm is dropped then, and that ends it.
+                drop(answer.send(Ok(warm)));
+                self.keep().await;
+            }
+            Err(why) => {
+                let why = why.or_else(|| self.sandbox.with_life(|life| life.why().cloned()));
+                let why = why.unwrap_or(Why::of(WhyKind::MakeFailed));
+                // It may be ending already, by the wish that interrupted the making.
+                drop(self.sandboxes.end(&self.sandbox, why.clone()));
+                drop(answer.send(Err(MakeError::Failed(why))));
+                self.end().await;
+            }
+        }
+    }
+
+    /// Machine, link, identity: the chain of a making.
+    async fn bring_up(&mut self, spec: &MakeSpec) -> Result<Transition, StepError> {
+        let means = self.sandboxes.means();
+        let limits = means.deadlines;
+        let place = Place {
+            slot: self.sandbox.slot,
+            size: spec.size,
+            lane: spec.key.lane,
+        };
+        let mut times = RefillTimes::start(means.clock.clone());
+        // What is made on demand is a step of its claim, not a refill.
+        let series = spec
+            .pool
+            .as_ref()
+            .filter(|_| spec.tier == Tier::Warm)
+            .map(|pool| means.metrics.refill.series(pool));
+        let mut done = |step| {
+            if let Some(series) = &series {
+                series.done(&mut times, step);
+            }
+        };
+        let (machine, hello_limit, mode) = match &spec.source {
+            Source::Clone(capture) => {
+                let clone = means.engine.clone_of(capture, place);
+                (
+                    within("clone", limits.clone, StepError::Engine, clone).await?,
+                    limits.hello,
+                    RenewMode::Clone,
+                )
+            }
+            Source::Boot(image) => {
+                let boot = means.engine.boot(image, place, Purpose::Sandbox);
+                (
+                    within("boot", limits.boot, StepError::Engine, boot).await?,
+                    limits.boot,
+                    RenewMode::Boot,
+                )
+            }
+        };
+        let machine = self.machine.insert(machine);
+        done(RefillStep::Start);
+
+        let opened = open_link(machine.as_ref(), &self.sandboxes, hello_limit).await?;
+        done(RefillStep::Link);
+
+        opened.link.pace(means.paces.warm);
+        self.sandbox.set_link(Some(opened.link.clone()));
+        let renewing = agent::renew(&opened.link, renewal(mode, self.sandbox.id), &means.clock);
+        let renewed = within("renew", limits.renew, StepError::Agent, renewing).await?;
+        done(RefillStep::Renew);
+
+        let identity = machine.identity();
+        self.sandbox.set_agent(AgentFacts {
+            proto: opened.proto,
+            version: opened.hello.version.clone(),
+            pid: identity.pid,
+        });
+        Ok(Transition::Warmed {
+            pid: identity.pid,
+            started: identity.started,
+            generation: renewed.generation,
+            proto: opened.proto,
+            agent_version: opened.hello.version,
+        })
+    }
+
+    async fn adopt(
+        mut self,
+        identity: Identity,
+        size: Size,
+        answer: oneshot::Sender<Result<Option<Warm>, Why>>,
+    ) {
+        let sandbox = Arc::clone(&self.sandbox);
+        let owners = self.sandboxes.owners().clone();
+        let taken = tokio::select! {
+            biased;
+            () = sandbox.wake.notified() => Err(Why::of(WhyKind::Released)),
+            () = owners.stopping() => return,
+            taken = self.take_up(identity, size) => taken.map_err(|error| match &error {
+                StepError::Engine(EngineError::Gone { .. }) => Why::with(WhyKind::LostOnRestart, chain(&error)),
+                StepError::Late { .. } | StepError::Engine(_) | StepError::Link(_) | StepError::Agent(_)
+                | StepError::NotReady(_) | StepError::Foreign => {
+                    Why::with(WhyKind::AgentLost, chain(&error))
+                }
+            }),
+        };
+        match taken {
+            Ok(()) => {
+                let is_warm = self.sandbox.with_life(|life| matches!(life, Life::Warm));
+                let warm = is_warm.then(|| Warm::new(Arc::clone(&self.sandbox), self.sandboxes.clone()));
+                drop(answer.send(Ok(warm)));
+                self.keep().await;
+            }
+            Err(why) => {
+                drop(self.sandbox.apply(&self.sandboxes, Event::Died(why.clone())));
+                drop(answer.send(Err(why)));
+                self.end().await;
+            }
+        }
+    }
+
+    async fn take_up(&mut self, identity: Identity, size: Size) -> Result<(), StepError> {
+        let means = self.sandboxes.means();
+        let limits = means.deadlines;
+        let place = Place {
+            slot: self.sandbox.slot,
+            size,
+            lane: self.sandbox.key.lane,
+        };
+        let attach = means.engine.attach(place, identity);
+        let machine = within("attach", limits.hello, StepError::Engine, attach).await?;
+        let machine = self.machine.insert(machine);
+        let opened = open_link(machine.as_ref(), &self.sandboxes, limits.hello).await?;
+        let asking = agent::adopt(&opened.link);
+        let adopted = within("adopt", limits.hello, StepError::Agent, asking).await?;
+        if adopted.state != agent::State::Ready {
+            return Err(StepError::NotReady(adopted.state));
+        }
+        if adopted.sandbox != Some(self.sandbox.id) {
+            return Err(StepError::Foreign);
+        }
+        let stepping = agent::clock(&opened.link, &means.clock);
+        within("clock", limits.hello, StepError::Agent, stepping).await?;
+        let is_warm = self.sandbox.with_life(|life| matches!(life, Life::Warm));
+        opened.link.pace(if is_warm {
+            means.paces.warm
+        } else {
+            means.paces.claimed
+        });
+        let pid = machine.identity().pid;
+        self.sandbox.set_agent(AgentFacts {
+            proto: opened.proto,
+            version: opened.hello.version,
+            pid,
+        });
+        self.sandbox.set_link(Some(opened.link));
+        Ok(())
+    }
+
+    /// Keeps watch until the end, or until the daemon stops and leaves the machine to the next.
+    async fn keep(mut self) {
+        let sandbox = Arc::clone(&self.sandbox);
+        let owners = self.sandboxes.owners().clone();
+        while let (Some(machine), Some(link)) = (&self.machine, sandbox.link()) {
+            tokio::select! {
+                biased;
+                () = sandbox.wake.notified() => break,
+                report = machine.exited() => {
+                    // The wish to end may have come first.
+                    drop(sandbox.apply(&self.sandboxes, Event::Died(Why::with(WhyKind::VmExited, report))));
+                    break;
+                }
+                why = link.lost() => {
+                    if !self.relink(&why.to_string()).await {
+                        break;
+                    }
+                }
+                () = owners.stopping() => {
+                    link.close();
+                    return;
+                }
+            }
+        }
+        self.end().await;
+    }
+
+    /// The link broke while the machine lives. A warm one ends; a claimed one's link must be back in time.
+    async fn relink(&mut self, lost: &str) -> bool {
+        let sandbox = Arc::clone(&self.sandbox);
+        let means = self.sandboxes.means();
+        let gone = |detail: String| Event::Died(Why::with(WhyKind::AgentLost, detail));
+        let Some(machine) = self
+            .machine
+            .as_ref()
+            .filter(|_| sandbox.with_life(|life| matches!(life, Life::Claimed(_))))
+        else {
+            drop(sandbox.apply(&self.sandboxes, gone(lost.to_owned())));
+            return false;
+        };
+        sandbox.set_link(None);
+        let opened = tokio::select! {
+            biased;
+            () = sandbox.wake.notified() => return false,
+            report = machine.exited() => {
+                drop(sandbox.apply(&self.sandboxes, Event::Died(Why::with(WhyKind::VmExited, report))));
+                return false;
+            }
+            opened = open_link(machine.as_ref(), &self.sandboxes, means.deadlines.relink) => opened,
+        };
+        match opened {
+            Ok(opened) => {
+                opened.link.pace(means.paces.claimed);
+                sandbox.set_link(Some(opened.link));
+                true
+            }
+            Err(error) => {
+                drop(sandbox.apply(&self.sandboxes, gone(format!("{lost}; {}", chain(&error)))));
+                false
+            }
+        }
+    }
+
+    /// Quarantined: nothing is touched until somebody wants it ended.
+    async fn guard(self) {
+        let sandbox = Arc::clone(&self.sandbox);
+        let owners = self.sandboxes.owners().clone();
+        tokio::select! {
+            biased;
+            () = sandbox.wake.notified() => self.end().await,
+            () = owners.stopping() => {}
+        }
+    }
+
+    /// The one teardown list, for release, lease, failure and restart alike.
+    async fn end(self) {
+        let means = self.sandboxes.means();
+        if let Some(link) = self.sandbox.link() {
+            link.close();
+        }
+        self.sandbox.set_link(None);
+        let (mut pause, mut stuck) = (Duration::from_millis(100), false);
+        loop {
+            let killed = match &self.machine {
+                Some(machine) => machine.kill().await,
+                None => means.engine.reap(self.sandbox.slot).await,
+            };
+            let Err(error) = killed else { break };
+            if !stuck {
+                stuck = true;
+                means.metrics.sandbox.stuck(true);
+            }
+            tracing::warn!(sandbox = %self.sandbox.id, slot = %self.sandbox.slot, error = %chain(&error), "teardown failed, will be tried again");
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_secs(30));
+        }
+        if stuck {
+            means.metrics.sandbox.stuck(false);
+        }
+        drop(self.machine);
+        // Only now is the VM proved gone, and the slot may be used again (invariant 11).
+        drop(self.reservation);
+        let torn_down = self.sandbox.apply(&self.sandboxes, Event::TornDown);
+        if let Err(error) = torn_down {
+            tracing::error!(sandbox = %self.sandbox.id, %error, "a teardown without an end");
+        }
+        if let Some(why) = self.sandbox.with_life(|life| life.why().map(|why| why.kind)) {
+            means.metrics.sandbox.ended(why.metric());
+        }
+        if let Life::Failed { claim, .. } = self.sandbox.life() {
+            means.reaper.set(self.sandbox.id, None, claim.lease.until);
+        }
+        self.sandboxes.retire_if_gone(&self.sandbox);
+    }
+}
+
+/// A renewal of its own for each sandbox. The guest's host name is made of the id, which tells clones apart.
+pub(crate) fn renewal(mode: RenewMode, sandbox: SandboxId) -> RenewSpec {
+    let text = sandbox.to_string();
+    let hostname = text.get(..15).unwrap_or(&text).replace('_', "-");
+    let renew_id = RequestId::from_random(random::bytes()).to_string();
+    RenewSpec {
+        mode,
+        renew_id,
+        seed: random::bytes(),
+        sandbox,
+        hostname,
+    }
+}
+
+async fn open_link(
+    machine: &dyn Machine,
+    sandboxes: &Sandboxes,
+    limit: Duration,
+) -> Result<Opened, StepError> {
+    let port = within(
+        "connect",
+        limit,
+        StepError::Engine,
+        machine.connect(PortName::Agent),
+    )
+    .await?;
+    let clock = sandboxes.means().clock.clone();
+    match port {
+        Port::Stream(stream) => {
+            within(
+                "hello",
+                limit,
+                StepError::Link,
+                link::open(stream, random::bytes(), clock),
+            )
+            .await
+        }
+        Port::InProcess => Ok(agent::local_link(clock)),
+    }
+}

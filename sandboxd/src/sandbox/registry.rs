@@ -1,0 +1,366 @@
+//! All sandboxes of this daemon, what they work with, and the rows of those that are gone.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    fmt,
+    sync::{
+        Arc, Mutex, PoisonError, RwLock,
+        atomic::{AtomicI64, Ordering},
+    },
+    time::Duration,
+};
+
+use sandbox_protocol::{id::SandboxId, v1};
+use tokio::sync::watch;
+
+use super::{
+    entry::{Applied, Sandbox},
+    life::{Claim, Event, Lease, Life, Why, WhyKind},
+    reap::Reaper,
+};
+use crate::{
+    admission::Admission,
+    clock::{Clock, Tick},
+    engine::Engine,
+    feed::{Feed, Reader},
+    journal::Journal,
+    tasks::Group,
+    telemetry::metrics::{Metrics, SandboxState},
+    words::Name,
+};
+
+/// How long the row of a gone sandbox can be asked for (api.md section 3).
+const ROW_KEPT: Duration = Duration::from_secs(600);
+/// Rows of gone sandboxes that are kept, at most.
+const ROWS_KEPT: usize = 4096;
+
+/// How often a guest's agent is pinged on the kept connection.
+#[derive(Debug, Clone, Copy)]
+pub struct Paces {
+    /// In stock: a claim never receives one that has not answered within two seconds.
+    pub warm: Duration,
+    /// Claimed: its own calls show that it lives, and an idle guest is not to be woken each second.
+    pub claimed: Duration,
+}
+
+/// How long the steps of a life may take.
+#[derive(Debug, Clone, Copy)]
+pub struct Deadlines {
+    /// A clone, from its process to its loaded state.
+    pub clone: Duration,
+    /// A cold boot, up to the agent's HELLO.
+    pub boot: Duration,
+    /// HELLO of a clone or of a kept guest.
+    pub hello: Duration,
+    /// Renewal, hooks included (agent.md 1.5 gives them 10 s).
+    pub renew: Duration,
+    /// A lost link of a claimed guest, until it must be back.
+    pub relink: Duration,
+}
+
+impl Default for Deadlines {
+    fn default() -> Self {
+        Self {
+            clone: Duration::from_secs(20),
+            boot: Duration::from_secs(120),
+            hello: Duration::from_secs(10),
+            renew: Duration::from_secs(15),
+            relink: Duration::from_secs(5),
+        }
+    }
+}
+
+/// What sandboxes work with.
+#[derive(Debug)]
+pub struct Means {
+    /// Time.
+    pub clock: Clock,
+    /// Facts.
+    pub journal: Journal,
+    /// Machines.
+    pub engine: Arc<dyn Engine>,
+    /// Room on the node.
+    pub admission: Admission,
+    /// Leases.
+    pub reaper: Reaper,
+    /// Ping intervals.
+    pub paces: Paces,
+    /// Step limits.
+    pub deadlines: Deadlines,
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
+}
+
+/// The registry; cheap to clone.
+#[derive(Clone)]
+pub struct Sandboxes(Arc<Inner>);
+
+struct Inner {
+    means: Means,
+    all: RwLock<BTreeMap<SandboxId, Arc<Sandbox>>>,
+    /// Gone ones, oldest first, with when they went.
+    past: Mutex<VecDeque<(Tick, SandboxId)>>,
+    counts: [AtomicI64; 8],
+    /// Claims that live, by the pool that served them.
+    by_pool: RwLock<HashMap<Name, AtomicI64>>,
+    feed: Feed<SandboxId>,
+    /// Counts deaths in stock.
+    deaths: watch::Sender<u64>,
+    owners: Group,
+}
+
+impl fmt::Debug for Sandboxes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Sandboxes({:?})", self.0.counts)
+    }
+}
+
+impl Sandboxes {
+    /// An empty registry.
+    #[must_use]
+    pub fn new(means: Means) -> Self {
+        Self(Arc::new(Inner {
+            means,
+            all: RwLock::default(),
+            past: Mutex::default(),
+            counts: Default::default(),
+            by_pool: RwLock::default(),
+            feed: Feed::default(),
+            deaths: watch::Sender::new(0),
+            owners: Group::new(),
+        }))
+    }
+
+    /// What sandboxes work with.
+    #[must_use]
+    pub fn means(&self) -> &Means {
+        &self.0.means
+    }
+
+    pub(super) fn owners(&self) -> &Group {
+        &self.0.owners
+    }
+
+    /// The sandbox of this id, gone ones included while their row is kept.
+    #[must_use]
+    pub fn get(&self, id: SandboxId) -> Option<Arc<Sandbox>> {
+        self.0
+            .all
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&id)
+            .cloned()
+    }
+
+    /// Sandboxes with an id behind `after`, in the order of their ids.
+    #[must_use]
+    pub fn list(&self, after: Option<SandboxId>) -> Vec<Arc<Sandbox>> {
+        use std::ops::Bound::{Excluded, Unbounded};
+        let from = after.map_or(Unbounded, Excluded);
+        let all = self.0.all.read().unwrap_or_else(PoisonError::into_inner);
+        all.range((from, Unbounded))
+            .map(|(_, sandbox)| Arc::clone(sandbox))
+            .collect()
+    }
+
+    /// How many are in each state.
+    #[must_use]
+    pub fn counts(&self) -> Vec<(v1::State, u32)> {
+        STATES.iter().map(|state| (*state, self.count(*state))).collect()
+    }
+
+    /// How many are in this state.
+    #[must_use]
+    pub fn count(&self, state: v1::State) -> u32 {
+        let count = self
+            .0
+            .counts
+            .get(state as usize)
+            .map_or(0, |count| count.load(Ordering::Relaxed));
+        u32::try_from(count).unwrap_or(0)
+    }
+
+    /// Ids of sandboxes that have changed, from now on.
+    #[must_use]
+    pub fn read_feed(&self) -> Reader<SandboxId> {
+        self.0.feed.read()
+    }
+
+    /// News of sandboxes that died in stock, from now on.
+    #[must_use]
+    pub fn deaths(&self) -> Deaths {
+        Deaths(self.0.deaths.subscribe())
+    }
+
+    /// Ends a sandbox, whatever it is doing; harmless if it has ended.
+    pub fn end(&self, sandbox: &Sandbox, why: Why) -> Option<Applied> {
+        let lease = sandbox.with_life(|life| life.claim().map(|claim| claim.lease.until));
+        let applied = sandbox.apply(self, Event::End(why)).ok();
+        if applied.is_some() {
+            if let Some(until) = lease {
+                self.means().reaper.clear(sandbox.id, until);
+            }
+            self.retire_if_gone(sandbox);
+        }
+        applied
+    }
+
+    /// Sets a lease anew.
+    ///
+    /// # Errors
+    /// See [`super::ApplyError`].
+    pub fn renew(&self, sandbox: &Sandbox, lease: Lease) -> Result<Applied, super::ApplyError> {
+        let before = sandbox.with_life(|life| life.claim().map(|claim| claim.lease.until));
+        let applied = sandbox.apply(self, Event::Renewed(lease))?;
+        self.means().reaper.set(sandbox.id, before, lease.until);
+        Ok(applied)
+    }
+
+    /// A lease's deadline has come: ends its sandbox, unless the lease was set anew meanwhile.
+    pub fn lease_due(&self, id: SandboxId) {
+        let Some(sandbox) = self.get(id) else { return };
+        let now = self.means().clock.tick();
+        let until = sandbox.with_life(|life| match life {
+            Life::Claimed(claim) | Life::Failed { claim, .. } => Some(claim.lease.until),
+            Life::Making
+            | Life::Warm
+            | Life::Ending { .. }
+            | Life::Quarantined { .. }
+            | Life::Gone { .. } => None,
+        });
+        match until {
+            Some(until) if until > now => self.means().reaper.set(id, None, until),
+            Some(_) => drop(self.end(&sandbox, Why::of(WhyKind::LeaseExpired))),
+            None => {}
+        }
+    }
+
+    pub(super) fn insert(&self, sandbox: Arc<Sandbox>) {
+        let (id, life) = (sandbox.id, sandbox.life());
+        self.count_move(None, Some(&life));
+        self.0
+            .all
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(id, sandbox);
+        self.0.feed.tell(|| id);
+    }
+
+    pub(super) fn changed(&self, id: SandboxId, before: &Life, after: &Life) {
+        self.count_move(Some(before), Some(after));
+        if matches!((before, after), (Life::Warm, Life::Ending { .. })) {
+            self.0.deaths.send_modify(|count| *count = count.wrapping_add(1));
+        }
+        self.0.feed.tell(|| id);
+    }
+
+    fn count_move(&self, before: Option<&Life>, after: Option<&Life>) {
+        for (life, n) in [(before, -1), (after, 1)] {
+            let Some(life) = life else { continue };
+            if let Some(count) = self.0.counts.get(life.state() as usize) {
+                count.fetch_add(n, Ordering::Relaxed);
+            }
+            if let Life::Claimed(Claim { pool: Some(pool), .. }) = life {
+                self.count_claim(pool, n);
+            }
+        }
+        let shown = |life: Option<&Life>| life.and_then(shown_state);
+        if shown(before) != shown(after) {
+            self.0.means.metrics.sandbox.moved(shown(before), shown(after));
+        }
+    }
+
+    fn count_claim(&self, pool: &Name, n: i64) {
+        let by_pool = self.0.by_pool.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = by_pool.get(pool) {
+            count.fetch_add(n, Ordering::Relaxed);
+            return;
+        }
+        drop(by_pool);
+        let mut by_pool = self.0.by_pool.write().unwrap_or_else(PoisonError::into_inner);
+        by_pool
+            .entry(pool.clone())
+            .or_default()
+            .fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// Claims that live and were served by this pool.
+    #[must_use]
+    pub fn claimed_from(&self, pool: &Name) -> u32 {
+        let by_pool = self.0.by_pool.read().unwrap_or_else(PoisonError::into_inner);
+        by_pool.get(pool).map_or(0, |count| {
+            u32::try_from(count.load(Ordering::Relaxed)).unwrap_or(0)
+        })
+    }
+
+    /// Keeps the row of one that is gone for a while, and forgets those whose time is over.
+    pub(super) fn retire_if_gone(&self, sandbox: &Sandbox) {
+        if !sandbox.with_life(|life| matches!(life, Life::Gone { .. })) {
+            return;
+        }
+        let now = self.means().clock.tick();
+        let forgotten: Vec<SandboxId> = {
+            let mut past = self.0.past.lock().unwrap_or_else(PoisonError::into_inner);
+            past.push_back((now, sandbox.id));
+            let over = past.len().saturating_sub(ROWS_KEPT);
+            let old = past
+                .iter()
+                .take_while(|(at, _)| now.since(*at) > ROW_KEPT)
+                .count();
+            past.drain(..old.max(over)).map(|(_, id)| id).collect()
+        };
+        let mut all = self.0.all.write().unwrap_or_else(PoisonError::into_inner);
+        for id in forgotten {
+            if let Some(sandbox) = all.remove(&id) {
+                self.count_move(Some(&sandbox.life()), None);
+            }
+        }
+    }
+
+    /// Stops the tasks that own sandboxes. With `end`, every sandbox is ended first; else their machines are left
+    /// running for the next daemon. Resolves when all owners are through.
+    pub async fn stop(&self, end: bool) {
+        if end {
+            for sandbox in self.list(None) {
+                self.end(&sandbox, Why::of(WhyKind::Stopped));
+            }
+        }
+        self.0.owners.stop().await;
+    }
+}
+
+/// The states that the metrics count; rows of what is gone are none.
+const fn shown_state(life: &Life) -> Option<SandboxState> {
+    match life {
+        Life::Making => Some(SandboxState::Making),
+        Life::Warm => Some(SandboxState::Warm),
+        Life::Claimed(_) => Some(SandboxState::Claimed),
+        Life::Ending { .. } => Some(SandboxState::Ending),
+        Life::Failed { .. } => Some(SandboxState::Failed),
+        Life::Quarantined { .. } => Some(SandboxState::Quarantined),
+        Life::Gone { .. } => None,
+    }
+}
+
+const STATES: [v1::State; 7] = [
+    v1::State::Making,
+    v1::State::Warm,
+    v1::State::Claimed,
+    v1::State::Ending,
+    v1::State::Failed,
+    v1::State::Quarantined,
+    v1::State::Gone,
+];
+
+/// News of deaths in stock.
+#[derive(Debug)]
+pub struct Deaths(watch::Receiver<u64>);
+
+impl Deaths {
+    /// Resolves once something in stock died since this was made or last resolved. Cancel safe.
+    pub async fn changed(&mut self) {
+        if self.0.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! The only place of the SDK that starts tasks.
+//!
+//! May call: nothing.
+//! Never inside: what a task does. Each task ends with the value that holds its guard, or is joined by [`Tasks`].
+
+use tokio::{
+    runtime::Handle,
+    task::{AbortHandle, JoinHandle},
+};
+use tokio_util::task::TaskTracker;
+
+/// Aborts its task when it is dropped.
+#[derive(Debug)]
+pub(crate) struct AbortOnDrop(AbortHandle);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Starts a task that ends by itself once what it serves is gone (a connection without users).
+#[expect(clippy::disallowed_methods, reason = "the room that owns spawning")]
+pub(crate) fn detached<F: Future<Output = ()> + Send + 'static>(future: F) -> JoinHandle<()> {
+    tokio::spawn(future)
+}
+
+/// Starts a task that lives as long as the guard.
+pub(crate) fn guarded<F: Future<Output = ()> + Send + 'static>(future: F) -> AbortOnDrop {
+    AbortOnDrop(detached(future).abort_handle())
+}
+
+/// Background work that somebody can wait for.
+#[derive(Debug)]
+pub(crate) struct Tasks {
+    tracker: TaskTracker,
+    runtime: Handle,
+}
+
+impl Tasks {
+    /// Work will run on the current runtime.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime; callers are async.
+    pub(crate) fn here() -> Self {
+        Self {
+            tracker: TaskTracker::new(),
+            runtime: Handle::current(),
+        }
+    }
+
+    /// Starts work from anywhere, also from a `Drop` outside the runtime. On a runtime that has ended, nothing runs.
+    pub(crate) fn start<F: Future<Output = ()> + Send + 'static>(&self, future: F) {
+        drop(self.tracker.spawn_on(future, &self.runtime));
+    }
+
+    /// Waits until all that was started has ended. Cancel safe.
+    pub(crate) async fn join(&self) {
+        self.tracker.close();
+        self.tracker.wait().await;
+        self.tracker.reopen();
+    }
+}

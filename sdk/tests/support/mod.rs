@@ -1,0 +1,613 @@
+//! A daemon that answers by script, on a Unix socket in a folder of its own. It runs on a runtime of its own, so that
+//! a test can kill it with all its connections.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    path::PathBuf,
+    pin::Pin,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use sandbox_sdk::{
+    Reason,
+    v1::{self, agent_server, claims_server, exec_in, exec_out, node_server, pools_server, templates_server},
+};
+use tokio::{
+    net::UnixListener,
+    runtime::Runtime,
+    sync::{Notify, mpsc, watch},
+};
+use tokio_stream::{Stream, StreamExt as _, wrappers::UnixListenerStream};
+use tonic::{Request, Response, Status, Streaming, metadata::MetadataMap};
+use tonic_types::{ErrorDetails, StatusExt as _};
+
+type Reply<T> = Result<Response<T>, Status>;
+type Events<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// What a method does on its next call, instead of succeeding.
+#[derive(Debug, Clone)]
+pub(crate) enum Plan {
+    Fail(Status),
+    /// Never answers.
+    Hang,
+    /// Answers once this is notified.
+    Gate(Arc<Notify>),
+}
+
+/// What was seen.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Seen {
+    pub(crate) claims: Vec<v1::ClaimsClaimRequest>,
+    pub(crate) released: Vec<String>,
+    pub(crate) starts: Vec<v1::ExecStart>,
+    pub(crate) signals: Vec<i32>,
+    /// Calls of Exec whose client went away before their end.
+    pub(crate) cancelled: usize,
+    pub(crate) calls: HashMap<&'static str, usize>,
+    /// `authorization` and `sandbox-id` of the last call.
+    pub(crate) authorization: Option<String>,
+    pub(crate) sandbox_id: Option<String>,
+}
+
+#[derive(Debug)]
+struct State {
+    seen: watch::Sender<Seen>,
+    plans: Mutex<HashMap<&'static str, VecDeque<Plan>>>,
+}
+
+pub(crate) struct Mock {
+    dir: Arc<tempfile::TempDir>,
+    state: Arc<State>,
+    runtime: Option<Runtime>,
+}
+
+/// A refusal as the daemon (`host`) or a guest makes it.
+pub(crate) fn refusal(reason: Reason, origin: &'static str, retry: Option<Duration>) -> Status {
+    let mut details = ErrorDetails::new();
+    details.set_error_info(
+        reason.as_str(),
+        "sandbox.v1",
+        HashMap::from([
+            ("remedy".to_owned(), reason.remedy().to_owned()),
+            ("request_id".to_owned(), "rq_7".to_owned()),
+        ]),
+    );
+    if retry.is_some() {
+        details.set_retry_info(retry);
+    }
+    let mut metadata = MetadataMap::new();
+    metadata.insert("sandbox-origin", origin.parse().unwrap());
+    Status::with_error_details_and_metadata(reason.code(), "refused by script", details, metadata)
+}
+
+impl Mock {
+    pub(crate) fn start() -> Self {
+        let mut mock = Self {
+            dir: Arc::new(tempfile::tempdir().unwrap()),
+            state: Arc::new(State {
+                seen: watch::channel(Seen::default()).0,
+                plans: Mutex::default(),
+            }),
+            runtime: None,
+        };
+        mock.serve();
+        mock
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.dir.path().join("api.sock")
+    }
+
+    pub(crate) fn address(&self) -> String {
+        format!("unix:{}", self.socket().display())
+    }
+
+    /// Ends the daemon and all its connections at once.
+    pub(crate) fn kill(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+
+    /// Starts it again (or first), with all that it remembers.
+    pub(crate) fn serve(&mut self) {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        drop(std::fs::remove_file(self.socket()));
+        let _context = runtime.enter();
+        let listener = UnixListener::bind(self.socket()).unwrap();
+        let service = Service(self.state.clone());
+        let router = tonic::transport::Server::builder()
+            .add_service(claims_server::ClaimsServer::new(service.clone()))
+            .add_service(agent_server::AgentServer::new(service.clone()))
+            .add_service(pools_server::PoolsServer::new(service.clone()))
+            .add_service(templates_server::TemplatesServer::new(service.clone()))
+            .add_service(node_server::NodeServer::new(service));
+        drop(runtime.spawn(router.serve_with_incoming(UnixListenerStream::new(listener))));
+        self.runtime = Some(runtime);
+    }
+
+    pub(crate) fn plan(&self, method: &'static str, plan: Plan) {
+        let mut plans = self.state.plans.lock().unwrap();
+        plans.entry(method).or_default().push_back(plan);
+    }
+
+    pub(crate) fn seen(&self) -> Seen {
+        self.state.seen.borrow().clone()
+    }
+
+    /// Waits until what was seen fits.
+    pub(crate) async fn until(&self, fits: impl Fn(&Seen) -> bool) -> Seen {
+        let mut seen = self.state.seen.subscribe();
+        let found = tokio::time::timeout(Duration::from_secs(30), seen.wait_for(|seen| fits(seen)))
+            .await
+            .expect("the daemon never saw it");
+        found.unwrap().clone()
+    }
+}
+
+impl Drop for Mock {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+#[derive(Clone)]
+struct Service(Arc<State>);
+
+fn at(secs: i64) -> Option<prost_types::Timestamp> {
+    Some(prost_types::Timestamp {
+        seconds: secs,
+        nanos: 0,
+    })
+}
+
+pub(crate) fn sandbox(id: &str) -> v1::Sandbox {
+    v1::Sandbox {
+        sandbox: id.to_owned(),
+        claim: "cl_1".into(),
+        pool: "default".into(),
+        template: "default".into(),
+        lane: v1::Lane::None.into(),
+        size: "small".into(),
+        state: v1::State::Claimed.into(),
+        tier: v1::Tier::Warm.into(),
+        engine: v1::Engine::Stub.into(),
+        accel: v1::Accel::None.into(),
+        created_at: at(1_700_000_000),
+        claimed_at: at(1_700_000_001),
+        expires_at: at(1_700_003_601),
+        labels: HashMap::from([("job".to_owned(), "42".to_owned())]),
+        proto: 1,
+        slot: Some(3),
+        ..v1::Sandbox::default()
+    }
+}
+
+fn pool(spec: v1::PoolSpec, warm: u32) -> v1::Pool {
+    v1::Pool {
+        spec: Some(spec),
+        source: v1::Source::Applied.into(),
+        target: warm,
+        warm,
+        ..v1::Pool::default()
+    }
+}
+
+fn default_pool(warm: u32) -> v1::Pool {
+    let spec = v1::PoolSpec {
+        name: "default".into(),
+        warm,
+        ..v1::PoolSpec::default()
+    };
+    pool(spec, warm)
+}
+
+fn template(name: &str) -> v1::Template {
+    v1::Template {
+        name: name.to_owned(),
+        image: "busybox".into(),
+        warmup: vec!["true".into()],
+        variants: vec![v1::Variant {
+            lane: v1::Lane::None.into(),
+            size: "small".into(),
+            ..v1::Variant::default()
+        }],
+        ..v1::Template::default()
+    }
+}
+
+impl Service {
+    fn note(&self, change: impl FnOnce(&mut Seen)) {
+        self.0.seen.send_modify(change);
+    }
+
+    /// Notes a call and does what was planned for it.
+    async fn begin<T>(&self, method: &'static str, request: &Request<T>) -> Result<(), Status> {
+        let text = |key: &str| {
+            let value = request.metadata().get(key)?;
+            Some(value.to_str().unwrap().to_owned())
+        };
+        self.note(|seen| {
+            *seen.calls.entry(method).or_default() += 1;
+            seen.authorization = text("authorization");
+            seen.sandbox_id = text("sandbox-id");
+        });
+        let plan = self
+            .0
+            .plans
+            .lock()
+            .unwrap()
+            .get_mut(method)
+            .and_then(VecDeque::pop_front);
+        match plan {
+            None => Ok(()),
+            Some(Plan::Fail(status)) => Err(status),
+            Some(Plan::Hang) => std::future::pending().await,
+            Some(Plan::Gate(gate)) => {
+                gate.notified().await;
+                Ok(())
+            }
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl claims_server::Claims for Service {
+    async fn claim(&self, request: Request<v1::ClaimsClaimRequest>) -> Reply<v1::ClaimsClaimReply> {
+        self.note(|seen| seen.claims.push(request.get_ref().clone()));
+        self.begin("claim", &request).await?;
+        let work = request.get_ref().trace.then(|| v1::Work {
+            journal_records: 1,
+            steps_us: HashMap::from([("take".to_owned(), 3)]),
+            ..v1::Work::default()
+        });
+        Ok(Response::new(v1::ClaimsClaimReply {
+            sandbox: "sb_1".into(),
+            claim: "cl_1".into(),
+            token: "sbt_secret".into(),
+            tier: v1::Tier::Warm.into(),
+            pool: "default".into(),
+            expires_at: at(1_700_003_601),
+            engine: v1::Engine::Stub.into(),
+            accel: v1::Accel::None.into(),
+            work,
+        }))
+    }
+
+    async fn release(&self, request: Request<v1::ClaimsReleaseRequest>) -> Reply<v1::ClaimsReleaseReply> {
+        self.begin("release", &request).await?;
+        self.note(|seen| seen.released.push(request.into_inner().sandbox));
+        Ok(Response::new(v1::ClaimsReleaseReply {
+            already: false,
+            recorded: true,
+        }))
+    }
+
+    async fn renew(&self, request: Request<v1::ClaimsRenewRequest>) -> Reply<v1::ClaimsRenewReply> {
+        self.begin("renew", &request).await?;
+        let expires_at = at(1_700_000_000 + i64::from(request.get_ref().lease_secs));
+        Ok(Response::new(v1::ClaimsRenewReply { expires_at }))
+    }
+
+    async fn get(&self, request: Request<v1::ClaimsGetRequest>) -> Reply<v1::Sandbox> {
+        self.begin("get", &request).await?;
+        Ok(Response::new(sandbox(&request.get_ref().sandbox)))
+    }
+
+    async fn list(&self, request: Request<v1::ClaimsListRequest>) -> Reply<v1::ClaimsListReply> {
+        self.begin("list", &request).await?;
+        // Three pages.
+        let page: usize = request.get_ref().page_token.parse().unwrap_or(0);
+        Ok(Response::new(v1::ClaimsListReply {
+            sandboxes: vec![sandbox(&format!("sb_{page}a")), sandbox(&format!("sb_{page}b"))],
+            next_page_token: if page < 2 {
+                (page + 1).to_string()
+            } else {
+                String::new()
+            },
+        }))
+    }
+
+    type WatchStream = Events<v1::ClaimsWatchReply>;
+
+    async fn watch(&self, request: Request<v1::ClaimsWatchRequest>) -> Reply<Self::WatchStream> {
+        self.begin("watch", &request).await?;
+        use v1::claims_watch_reply::Event;
+        let events = [
+            Event::Sandbox(sandbox("sb_1")),
+            Event::Synced(v1::Synced {}),
+            Event::Lost(v1::Lost { count: 7 }),
+        ];
+        let events = events.map(|event| Ok(v1::ClaimsWatchReply { event: Some(event) }));
+        Ok(Response::new(Box::pin(tokio_stream::iter(events))))
+    }
+}
+
+#[tonic::async_trait]
+impl pools_server::Pools for Service {
+    async fn list(&self, request: Request<v1::PoolsListRequest>) -> Reply<v1::PoolsListReply> {
+        self.begin("pools.list", &request).await?;
+        Ok(Response::new(v1::PoolsListReply {
+            pools: vec![default_pool(4)],
+        }))
+    }
+
+    async fn apply(&self, request: Request<v1::PoolsApplyRequest>) -> Reply<v1::Pool> {
+        self.begin("pools.apply", &request).await?;
+        Ok(Response::new(pool(request.into_inner().spec.unwrap(), 0)))
+    }
+
+    async fn delete(&self, request: Request<v1::PoolsDeleteRequest>) -> Reply<v1::PoolsDeleteReply> {
+        self.begin("pools.delete", &request).await?;
+        Ok(Response::new(v1::PoolsDeleteReply {}))
+    }
+
+    type WatchStream = Events<v1::PoolsWatchReply>;
+
+    async fn watch(&self, request: Request<v1::PoolsWatchRequest>) -> Reply<Self::WatchStream> {
+        self.begin("pools.watch", &request).await?;
+        use v1::pools_watch_reply::Event;
+        let events = [
+            Event::Pool(default_pool(1)),
+            Event::Synced(v1::Synced {}),
+            Event::Pool(default_pool(2)),
+            Event::Pool(default_pool(4)),
+        ];
+        let events = events.map(|event| Ok(v1::PoolsWatchReply { event: Some(event) }));
+        let events = tokio_stream::iter(events).chain(tokio_stream::pending());
+        Ok(Response::new(Box::pin(events)))
+    }
+}
+
+#[tonic::async_trait]
+impl templates_server::Templates for Service {
+    type BuildStream = Events<v1::TemplatesBuildReply>;
+
+    async fn build(&self, request: Request<v1::TemplatesBuildRequest>) -> Reply<Self::BuildStream> {
+        self.begin("templates.build", &request).await?;
+        use v1::templates_build_reply::Event;
+        let step = |kind: v1::build_step::Kind| {
+            Event::Step(v1::BuildStep {
+                kind: kind.into(),
+                elapsed_ms: 5,
+            })
+        };
+        let events = [
+            step(v1::build_step::Kind::Boot),
+            Event::Console("\u{1b}[31mhello\n".into()),
+            step(v1::build_step::Kind::Capture),
+            Event::Template(template(&request.get_ref().name)),
+        ];
+        let events = events.map(|event| Ok(v1::TemplatesBuildReply { event: Some(event) }));
+        Ok(Response::new(Box::pin(tokio_stream::iter(events))))
+    }
+
+    async fn list(&self, request: Request<v1::TemplatesListRequest>) -> Reply<v1::TemplatesListReply> {
+        self.begin("templates.list", &request).await?;
+        Ok(Response::new(v1::TemplatesListReply {
+            templates: vec![template("default")],
+        }))
+    }
+
+    async fn get(&self, request: Request<v1::TemplatesGetRequest>) -> Reply<v1::Template> {
+        self.begin("templates.get", &request).await?;
+        Ok(Response::new(template(&request.get_ref().name)))
+    }
+
+    async fn delete(&self, request: Request<v1::TemplatesDeleteRequest>) -> Reply<v1::TemplatesDeleteReply> {
+        self.begin("templates.delete", &request).await?;
+        Ok(Response::new(v1::TemplatesDeleteReply {}))
+    }
+}
+
+#[tonic::async_trait]
+impl node_server::Node for Service {
+    async fn info(&self, request: Request<v1::NodeInfoRequest>) -> Reply<v1::NodeInfoReply> {
+        self.begin("info", &request).await?;
+        Ok(Response::new(v1::NodeInfoReply {
+            version: "0.1.0".into(),
+            name: "mock".into(),
+            engine: v1::Engine::Stub.into(),
+            accel: v1::Accel::None.into(),
+            sandboxes: HashMap::from([("claimed".to_owned(), 1)]),
+            started_at: at(1_700_000_000),
+            ready: true,
+            ..v1::NodeInfoReply::default()
+        }))
+    }
+
+    async fn doctor(&self, request: Request<v1::NodeDoctorRequest>) -> Reply<v1::NodeDoctorReply> {
+        self.begin("doctor", &request).await?;
+        Ok(Response::new(v1::NodeDoctorReply {
+            checks: vec![v1::Check {
+                name: "kvm".into(),
+                verdict: v1::Verdict::Warn.into(),
+                found: "none".into(),
+                remedy: "enable it".into(),
+            }],
+        }))
+    }
+
+    async fn reload(&self, request: Request<v1::NodeReloadRequest>) -> Reply<v1::NodeReloadReply> {
+        self.begin("reload", &request).await?;
+        Ok(Response::new(v1::NodeReloadReply {
+            changed: vec!["pool.default.warm".into()],
+            needs_restart: vec![],
+        }))
+    }
+
+    async fn ping(&self, request: Request<v1::NodePingRequest>) -> Reply<v1::NodePingReply> {
+        self.begin("ping", &request).await?;
+        Ok(Response::new(v1::NodePingReply {}))
+    }
+}
+
+/// Notes a call whose client went away.
+struct Attendant(Service, bool);
+
+impl Drop for Attendant {
+    fn drop(&mut self) {
+        if !self.1 {
+            self.0.note(|seen| seen.cancelled += 1);
+        }
+    }
+}
+
+fn out(m: exec_out::M) -> Result<v1::ExecOut, Status> {
+    Ok(v1::ExecOut { m: Some(m) })
+}
+
+fn chunk(data: impl Into<bytes::Bytes>) -> v1::Chunk {
+    v1::Chunk { data: data.into() }
+}
+
+/// One program of the mock: what it writes, and how it ends.
+struct Program {
+    service: Service,
+    input: Streaming<v1::ExecIn>,
+    output: mpsc::Sender<Result<v1::ExecOut, Status>>,
+    written: (u64, u64),
+}
+
+impl Program {
+    async fn say(&mut self, m: exec_out::M) {
+        match &m {
+            exec_out::M::Stdout(chunk) => self.written.0 += chunk.data.len() as u64,
+            exec_out::M::Stderr(chunk) => self.written.1 += chunk.data.len() as u64,
+            exec_out::M::Started(_) | exec_out::M::Exit(_) => {}
+        }
+        drop(self.output.send(out(m)).await);
+    }
+
+    async fn exit(&mut self, how: v1::exit::How, timed_out: bool) {
+        let exit = v1::Exit {
+            how: Some(how),
+            timed_out,
+            stdout_bytes: self.written.0,
+            stderr_bytes: self.written.1,
+            ..v1::Exit::default()
+        };
+        self.say(exec_out::M::Exit(exit)).await;
+    }
+
+    async fn run(mut self, start: v1::ExecStart) {
+        use v1::exit::How::{Code, Signal};
+        let argv = start.command.clone().unwrap_or_default().argv;
+        let argument = |n: usize| argv.get(n).map(|arg| String::from_utf8_lossy(arg).into_owned());
+        let number = || argument(1).and_then(|text| text.parse().ok()).unwrap_or(0);
+        let mut guard = Attendant(self.service.clone(), false);
+        self.say(exec_out::M::Started(v1::Started { id: 1, pid: 2 }))
+            .await;
+        match argument(0).unwrap_or_default().as_str() {
+            "echo" => {
+                self.say(exec_out::M::Stdout(chunk(argument(1).unwrap_or_default() + "\n")))
+                    .await;
+                self.exit(Code(0), false).await;
+            }
+            "both" => {
+                self.say(exec_out::M::Stdout(chunk("out"))).await;
+                self.say(exec_out::M::Stderr(chunk("err"))).await;
+                self.exit(Code(3), false).await;
+            }
+            "raw" => {
+                self.say(exec_out::M::Stdout(chunk(&b"\xff\x00\xfe"[..]))).await;
+                self.exit(Code(0), false).await;
+            }
+            "flood" => {
+                for _ in 0..number() {
+                    self.say(exec_out::M::Stdout(chunk(vec![b'x'; 64 * 1024]))).await;
+                }
+                self.exit(Code(0), false).await;
+            }
+            "true" => self.exit(Code(0), false).await,
+            "exit" => self.exit(Code(number()), false).await,
+            "kill" => self.exit(Signal(number()), false).await,
+            "late" => self.exit(Signal(9), true).await,
+            "noexit" => {}
+            "lost" => {
+                self.written.0 += 1;
+                self.exit(Code(0), false).await;
+            }
+            "afterwards" => {
+                self.exit(Code(0), false).await;
+                self.say(exec_out::M::Stdout(chunk("x"))).await;
+            }
+            "fault" => {
+                let status = refusal(Reason::AgentLost, "host", None);
+                drop(self.output.send(Err(status)).await);
+            }
+            "cat" => {
+                let ended = self.cat().await;
+                self.exit(ended, false).await;
+            }
+            // Until a signal comes, or its client goes; its word says that it runs.
+            _ => {
+                self.say(exec_out::M::Stdout(chunk("ready"))).await;
+                match self.cat().await {
+                    ended @ Signal(_) => self.exit(ended, false).await,
+                    Code(_) => self.output.closed().await,
+                }
+            }
+        }
+        // Whoever is gone before the end has cancelled.
+        guard.1 = !self.output.is_closed();
+    }
+
+    /// Gives back its input, until that ends or a signal comes.
+    async fn cat(&mut self) -> v1::exit::How {
+        loop {
+            let message = tokio::select! {
+                message = self.input.message() => message,
+                () = self.output.closed() => return v1::exit::How::Code(1),
+            };
+            match message.ok().flatten().and_then(|message| message.m) {
+                Some(exec_in::M::Stdin(data)) => self.say(exec_out::M::Stdout(chunk(data))).await,
+                Some(exec_in::M::Signal(signal)) => {
+                    self.service.note(|seen| seen.signals.push(signal.number));
+                    return v1::exit::How::Signal(signal.number);
+                }
+                Some(_) | None => return v1::exit::How::Code(0),
+            }
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl agent_server::Agent for Service {
+    async fn info(&self, request: Request<v1::AgentInfoRequest>) -> Reply<v1::AgentInfoReply> {
+        self.begin("agent.info", &request).await?;
+        Ok(Response::new(v1::AgentInfoReply {
+            version: "0.1.0".into(),
+            ..v1::AgentInfoReply::default()
+        }))
+    }
+
+    type ExecStream = Events<v1::ExecOut>;
+
+    async fn exec(&self, request: Request<Streaming<v1::ExecIn>>) -> Reply<Self::ExecStream> {
+        self.begin("exec", &request).await?;
+        let mut input = request.into_inner();
+        let Some(v1::ExecIn {
+            m: Some(exec_in::M::Start(start)),
+        }) = input.message().await?
+        else {
+            return Err(Status::invalid_argument("no start"));
+        };
+        self.note(|seen| seen.starts.push(start.clone()));
+        let (output, replies) = mpsc::channel(4);
+        let program = Program {
+            service: self.clone(),
+            input,
+            output,
+            written: (0, 0),
+        };
+        drop(tokio::spawn(program.run(start)));
+        let replies = tokio_stream::wrappers::ReceiverStream::new(replies);
+        Ok(Response::new(Box::pin(replies)))
+    }
+}

@@ -1,0 +1,256 @@
+//! A started program as its caller sees it: output, then the exit, lossless and without a timer.
+//!
+//! The reaper ends what the leader left behind (unless that is kept). Once nothing is left that could still write for
+//! it, exactly what is in the pipes is read, then the exit is told. No end of file is waited for: whoever else in the
+//! guest holds the pipe cannot hold up the news.
+
+use std::{
+    ffi::c_int,
+    os::fd::OwnedFd,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use rustix::{io::Errno, pipe::PipeFlags};
+use sandbox_protocol::{
+    reason::Reason,
+    v1::{Exit, Rusage, exit::How as Told},
+};
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    sync::oneshot,
+};
+
+use super::{
+    Shared,
+    command::Plan,
+    job::{Ended, Job},
+    output::Output,
+    spawn::Order,
+};
+use crate::{
+    refusal::Refusal,
+    sys::{self, How, Wire},
+};
+
+/// What a program's standard descriptors are.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ends {
+    /// False: `/dev/null`.
+    pub(super) stdin: bool,
+    /// One pipe for both outputs.
+    pub(super) merge: bool,
+}
+
+/// A program and our ends of its outputs. Dropped before the exit was told, it ends the whole tree.
+#[derive(Debug)]
+pub(super) struct Core {
+    job: Arc<Job>,
+    outputs: Vec<Output>,
+    /// The output that is asked first, so that a chatty one does not hide the other.
+    turn: usize,
+    /// Reads of outputs that are gone.
+    reads: u64,
+    told: bool,
+}
+
+/// What happens to a program.
+#[derive(Debug)]
+pub(super) enum Event {
+    Stdout(Bytes),
+    Stderr(Bytes),
+    /// The last.
+    Exit(Exit),
+}
+
+fn no_descriptor(errno: Errno) -> Refusal {
+    let (reason, what) = match errno {
+        Errno::NOMEM => (Reason::MemoryExhausted, "no memory for a pipe"),
+        _ => (Reason::FdLimit, "no descriptor for a pipe is left"),
+    };
+    Refusal::new(reason, what).with_errno(errno.raw_os_error())
+}
+
+/// A pipe: our end, which does not block, and the program's, which does. `ours` is the reading end if `read`.
+fn pipe(read: bool) -> Result<(AsyncFd<OwnedFd>, OwnedFd), Refusal> {
+    let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(no_descriptor)?;
+    let (ours, theirs, interest) = match read {
+        true => (reader, writer, Interest::READABLE),
+        false => (writer, reader, Interest::WRITABLE),
+    };
+    rustix::io::ioctl_fionbio(&ours, true).map_err(no_descriptor)?;
+    let ours = sys::watch(ours, interest)
+        .map_err(|error| Refusal::new(Reason::FdLimit, format!("a pipe cannot be watched: {error}")))?;
+    Ok((ours, theirs))
+}
+
+impl Core {
+    /// Starts a program. Gives our end of its standard input too. Cancel safe: what was ordered and not awaited is
+    /// not started, or ended at once.
+    ///
+    /// # Errors
+    /// The reason of the failed start; nothing is left of it then.
+    pub(super) async fn start(
+        shared: &Arc<Shared>,
+        plan: Plan,
+        ends: Ends,
+        job: Arc<Job>,
+    ) -> Result<(Self, Option<AsyncFd<OwnedFd>>), Refusal> {
+        // From here on the job ends with this value, whatever happens.
+        let mut core = Self {
+            job: job.clone(),
+            outputs: Vec::with_capacity(2),
+            turn: 0,
+            reads: 0,
+            told: false,
+        };
+        let (reply, started) = oneshot::channel();
+        let (wires, stdin) = core.wire(shared, ends).inspect_err(|_refusal| job.unborn())?;
+        let order = Order {
+            plan,
+            wires,
+            job: job.clone(),
+            reply,
+        };
+        let stopping = || Refusal::new(Reason::NotReady, "silkd is stopping");
+        if !shared.order(order) {
+            job.unborn();
+            return Err(stopping());
+        }
+        match started.await {
+            Ok(started) => started.map(|()| (core, stdin)),
+            // The thread went without having come to it.
+            Err(_dropped) => {
+                job.unborn();
+                Err(stopping())
+            }
+        }
+    }
+
+    fn wire(
+        &mut self,
+        shared: &Shared,
+        ends: Ends,
+    ) -> Result<(Vec<Wire>, Option<AsyncFd<OwnedFd>>), Refusal> {
+        let copy = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 3).map_err(no_descriptor);
+        let (stdin, read_by_it) = match ends.stdin {
+            true => pipe(false).map(|(ours, theirs)| (Some(ours), theirs))?,
+            false => (None, copy(shared.null())?),
+        };
+        let (stdout, written_by_it) = pipe(true)?;
+        self.outputs.push(Output::new(stdout));
+        let errors = match ends.merge {
+            true => copy(&written_by_it)?,
+            false => {
+                let (stderr, theirs) = pipe(true)?;
+                self.outputs.push(Output::new(stderr));
+                theirs
+            }
+        };
+        let fds = [read_by_it, written_by_it, errors].into_iter();
+        let wires = fds.zip(0 as c_int..).map(|(from, at)| Wire { from, at });
+        Ok((wires.collect(), stdin))
+    }
+
+    /// The program's entry.
+    pub(super) const fn job(&self) -> &Arc<Job> {
+        &self.job
+    }
+
+    /// Reads made so far.
+    pub(super) fn reads(&self) -> u64 {
+        self.reads + self.outputs.iter().map(Output::reads).sum::<u64>()
+    }
+
+    /// The next event; nothing comes after [`Event::Exit`].
+    ///
+    /// # Errors
+    /// What the client did wrong; the tree is ended then.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Event, Refusal>> {
+        let ended = self.job.look(cx.waker())?;
+        let ended = ended.filter(|ended| ended.settled);
+        if ended.is_some() {
+            self.outputs.iter_mut().for_each(Output::only_what_is_there);
+        }
+        let count = self.outputs.len();
+        for place in (self.turn..count).chain(0..self.turn) {
+            let Some(output) = self.outputs.get_mut(place) else {
+                continue;
+            };
+            if let Poll::Ready(Some(bytes)) = output.poll(cx) {
+                self.turn = (place + 1) % count;
+                return Poll::Ready(Ok(if place == 0 {
+                    Event::Stdout(bytes)
+                } else {
+                    Event::Stderr(bytes)
+                }));
+            }
+        }
+        match ended {
+            Some(ended) if self.outputs.iter().all(Output::is_over) => {
+                self.told = true;
+                let exit = self.exit(ended);
+                self.leave();
+                Poll::Ready(Ok(Event::Exit(exit)))
+            }
+            Some(_) | None => Poll::Pending,
+        }
+    }
+
+    /// What is kept goes on writing to somebody.
+    fn leave(&mut self) {
+        self.reads = self.reads();
+        let outputs = std::mem::take(&mut self.outputs);
+        if self.job.keeps() {
+            let chores = outputs.into_iter().filter_map(Output::into_chore);
+            chores.for_each(|chore| self.job.shared().chores().add(chore));
+        }
+    }
+
+    fn exit(&self, ended: Ended) -> Exit {
+        let account = self.job.account();
+        let usage = ended.dead.usage;
+        let bytes = |place: usize| self.outputs.get(place).map_or(0, Output::total);
+        let wall = account
+            .cloned
+            .map_or(Duration::ZERO, |cloned| ended.at.saturating_sub(cloned));
+        Exit {
+            how: Some(match ended.dead.how {
+                How::Code(code) => Told::Code(code),
+                How::Signal(signal) => Told::Signal(signal),
+            }),
+            timed_out: account.timed_out,
+            oom_suspected: ended.oom_suspected,
+            rusage: Some(Rusage {
+                user_us: usage.user_us,
+                system_us: usage.system_us,
+                max_rss_kib: usage.max_rss_kib,
+                minor_faults: usage.minor_faults,
+                major_faults: usage.major_faults,
+                voluntary_switches: usage.voluntary_switches,
+                involuntary_switches: usage.involuntary_switches,
+            }),
+            wall_us: micros(wall),
+            stdout_bytes: bytes(0),
+            stderr_bytes: bytes(1),
+            stdin_discarded: account.discarded,
+            descendants_killed: account.descendants_killed,
+            work: None,
+        }
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        if !self.told {
+            self.job.abandon();
+        }
+    }
+}
+
+/// Whole microseconds.
+pub(super) fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}

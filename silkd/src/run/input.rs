@@ -1,0 +1,226 @@
+//! What comes from the client, and the program's time: a task beside the output, so that neither waits for the other.
+//! It is made only for a call that may still bring something, or whose time can run out.
+
+use std::{collections::VecDeque, os::fd::OwnedFd, pin::Pin, sync::Arc};
+
+use bytes::Bytes;
+use rustix::{io::Errno, process::Signal as Number};
+use sandbox_protocol::{
+    limits::CHUNK_IN,
+    reason::Reason,
+    v1::{ExecIn, Signal, exec_in::M, signal},
+};
+use tokio::{io::unix::AsyncFd, time::Sleep};
+use tonic::{Status, Streaming};
+
+use super::{
+    command::Timeout,
+    job::{Job, Scope},
+};
+use crate::{refusal::Refusal, sys};
+
+/// Bytes that wait for the program before no more are taken from the client. Signals behind so much input still get
+/// through; those behind more wait for the program to read.
+const QUEUE: usize = 64 * 1024;
+
+/// The client's half of a call.
+#[derive(Debug)]
+pub(super) struct Source {
+    /// Taken already, to see whether there is anything.
+    pub(super) early: Option<ExecIn>,
+    /// `None`: it has ended.
+    pub(super) messages: Option<Streaming<ExecIn>>,
+}
+
+impl Source {
+    async fn next(&mut self) -> Result<Option<ExecIn>, Status> {
+        if let Some(early) = self.early.take() {
+            return Ok(Some(early));
+        }
+        match &mut self.messages {
+            Some(messages) => messages.message().await,
+            None => Ok(None),
+        }
+    }
+
+    /// Whether nothing more can come.
+    pub(super) const fn is_over(&self) -> bool {
+        self.early.is_none() && self.messages.is_none()
+    }
+}
+
+/// The program's time.
+struct Time {
+    next: Option<(Pin<Box<Sleep>>, Number)>,
+    timeout: Option<Timeout>,
+}
+
+impl Time {
+    fn new(timeout: Option<Timeout>) -> Self {
+        let after = |timeout: Timeout| {
+            let signal = sys::signal(timeout.signal)?;
+            Some((Box::pin(tokio::time::sleep(timeout.after)), signal))
+        };
+        Self {
+            next: timeout.and_then(after),
+            timeout,
+        }
+    }
+
+    /// Resolves with the signal that is due; never, if none is.
+    async fn due(&mut self) -> Number {
+        match &mut self.next {
+            Some((sleep, signal)) => {
+                sleep.await;
+                *signal
+            }
+            None => std::future::pending().await,
+        }
+    }
+
+    /// That signal was sent: KILL comes after the grace, and nothing after KILL.
+    fn sent(&mut self, signal: Number) {
+        let grace = self.timeout.map(|timeout| timeout.grace);
+        self.next = grace
+            .filter(|_| signal != Number::KILL)
+            .map(|grace| (Box::pin(tokio::time::sleep(grace)), Number::KILL));
+    }
+}
+
+/// The program's standard input.
+struct Stdin {
+    pipe: Option<AsyncFd<OwnedFd>>,
+    /// No more is to come.
+    shut: bool,
+    queue: VecDeque<Bytes>,
+    queued: usize,
+}
+
+impl Stdin {
+    fn take(&mut self, data: Bytes, job: &Job) {
+        if self.pipe.is_none() || self.shut {
+            job.discard(data.len());
+        } else if !data.is_empty() {
+            self.queued = self.queued.saturating_add(data.len());
+            self.queue.push_back(data);
+        }
+    }
+
+    /// Writes what it can of the queue. Resolves after progress; never, if there is nothing to write.
+    async fn write(&mut self, job: &Job) {
+        let (Some(pipe), Some(first)) = (&self.pipe, self.queue.front_mut()) else {
+            return std::future::pending().await;
+        };
+        let Ok(mut ready) = pipe.writable().await else {
+            return self.close(job);
+        };
+        job.wrote();
+        match rustix::io::write(pipe, first) {
+            Ok(n) => {
+                drop(first.split_to(n));
+                self.queued = self.queued.saturating_sub(n);
+                if first.is_empty() {
+                    self.queue.pop_front();
+                }
+            }
+            Err(Errno::AGAIN) => ready.clear_ready(),
+            Err(Errno::INTR) => {}
+            // The program reads no more, as is its right.
+            Err(_closed) => self.close(job),
+        }
+    }
+
+    fn close(&mut self, job: &Job) {
+        self.pipe = None;
+        self.queue.clear();
+        job.discard(std::mem::take(&mut self.queued));
+    }
+}
+
+/// Passes input and signals on and watches the time, until nothing more can come of either. To be dropped when the
+/// call ends; what was not written by then is lost with the program.
+pub(super) async fn pump(
+    job: Arc<Job>,
+    mut source: Source,
+    stdin: Option<AsyncFd<OwnedFd>>,
+    timeout: Option<Timeout>,
+) {
+    let mut time = Time::new(timeout);
+    let mut stdin = Stdin {
+        pipe: stdin,
+        shut: false,
+        queue: VecDeque::new(),
+        queued: 0,
+    };
+    let mut open = true;
+    loop {
+        if stdin.shut && stdin.queue.is_empty() {
+            stdin.pipe = None;
+        }
+        if !open && stdin.pipe.is_none() && time.next.is_none() {
+            return;
+        }
+        tokio::select! {
+            biased;
+            signal = time.due() => {
+                job.time_out(signal);
+                time.sent(signal);
+            }
+            message = source.next(), if open && stdin.queued < QUEUE => match message {
+                Ok(Some(message)) => if let Err(refusal) = accept(message, &job, &mut stdin) {
+                    return job.fail(refusal);
+                },
+                Ok(None) => {
+                    open = false;
+                    stdin.shut = true;
+                }
+                // Nobody reads this if the client is gone.
+                Err(status) => return job.fail(refuse(Reason::InvalidCommand, status.message())),
+            },
+            () = stdin.write(&job) => {}
+        }
+    }
+}
+
+fn refuse(reason: Reason, message: impl Into<String>) -> Refusal {
+    Refusal::new(reason, message)
+}
+
+/// Takes one message.
+fn accept(message: ExecIn, job: &Arc<Job>, stdin: &mut Stdin) -> Result<(), Refusal> {
+    let empty = || refuse(Reason::InvalidCommand, "a message without content");
+    match message.m.ok_or_else(empty)? {
+        M::Start(_) => Err(refuse(Reason::InvalidCommand, "a second start in one call")),
+        M::Stdin(data) if data.len() > CHUNK_IN => {
+            let message = format!("a chunk of {} bytes: {CHUNK_IN} are allowed", data.len());
+            Err(refuse(Reason::InvalidCommand, message))
+        }
+        M::Stdin(data) => {
+            stdin.take(data, job);
+            Ok(())
+        }
+        M::StdinClose(_) => {
+            stdin.shut = true;
+            Ok(())
+        }
+        M::Signal(signal) => {
+            let (signal, scope) = wanted(signal)?;
+            job.signal(signal, scope);
+            Ok(())
+        }
+        M::Resize(_) => Err(refuse(Reason::NotATty, "the program has no terminal")),
+    }
+}
+
+fn wanted(wanted: Signal) -> Result<(Number, Scope), Refusal> {
+    let unknown = |what| refuse(Reason::InvalidSignal, format!("{what} is unknown"));
+    let number = sys::signal(wanted.number);
+    let number = number.ok_or_else(|| unknown(format!("signal {}", wanted.number)))?;
+    let scope = match signal::Scope::try_from(wanted.scope) {
+        Ok(signal::Scope::Unspecified | signal::Scope::Group) => Scope::Group,
+        Ok(signal::Scope::Leader) => Scope::Leader,
+        Ok(signal::Scope::Tree) => Scope::Tree,
+        Err(_unknown) => return Err(unknown(format!("scope {}", wanted.scope))),
+    };
+    Ok((number, scope))
+}

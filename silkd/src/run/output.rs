@@ -1,0 +1,121 @@
+//! One output of a program: read as the client takes it, and at the end exactly what is in the pipe.
+
+use std::{
+    os::fd::OwnedFd,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use rustix::{buffer::spare_capacity, io::Errno};
+use sandbox_protocol::limits::CHUNK_OUT;
+use tokio::io::unix::AsyncFd;
+
+use super::chores::Chore;
+
+/// First size of a read; it grows while reads are filled.
+const SMALL: usize = 4 * 1024;
+
+/// Our end of a pipe that a program writes to.
+#[derive(Debug)]
+pub(super) struct Output {
+    /// `None` once it has ended.
+    pipe: Option<AsyncFd<OwnedFd>>,
+    size: usize,
+    /// What is still to be read, once that is known.
+    left: Option<u64>,
+    total: u64,
+    reads: u64,
+}
+
+impl Output {
+    /// `pipe` does not block.
+    pub(super) const fn new(pipe: AsyncFd<OwnedFd>) -> Self {
+        Self {
+            pipe: Some(pipe),
+            size: SMALL,
+            left: None,
+            total: 0,
+            reads: 0,
+        }
+    }
+
+    /// Bytes read so far.
+    pub(super) const fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Reads made so far.
+    pub(super) const fn reads(&self) -> u64 {
+        self.reads
+    }
+
+    /// Whether no more is to come.
+    pub(super) const fn is_over(&self) -> bool {
+        self.pipe.is_none() || matches!(self.left, Some(0))
+    }
+
+    /// From now on only what is in the pipe counts.
+    pub(super) fn only_what_is_there(&mut self) {
+        if let (Some(pipe), None) = (&self.pipe, self.left) {
+            self.left = Some(rustix::io::ioctl_fionread(pipe).unwrap_or(0));
+        }
+    }
+
+    /// What is to become of the pipe when others still write to it.
+    pub(super) fn into_chore(self) -> Option<Chore> {
+        self.pipe.map(Chore::Sink)
+    }
+
+    /// The next bytes, [`CHUNK_OUT`] at most; `None` when no more is to come.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        loop {
+            if self.is_over() {
+                return Poll::Ready(None);
+            }
+            let Some(pipe) = &self.pipe else {
+                return Poll::Ready(None);
+            };
+            // What the kernel has counted is there: no news is awaited for it.
+            let guard = match self.left {
+                Some(_) => None,
+                None => match ready!(pipe.poll_read_ready(cx)) {
+                    Ok(guard) => Some(guard),
+                    Err(_runtime_is_gone) => return self.end(),
+                },
+            };
+            let left = self
+                .left
+                .map_or(usize::MAX, |left| usize::try_from(left).unwrap_or(usize::MAX));
+            let room = self.size.min(left);
+            let mut bytes = Vec::with_capacity(room);
+            self.reads = self.reads.saturating_add(1);
+            match rustix::io::read(pipe, spare_capacity(&mut bytes)) {
+                Ok(0) => return self.end(),
+                Ok(n) => {
+                    if n >= self.size {
+                        self.size = self.size.saturating_mul(4).min(CHUNK_OUT);
+                    } else if let Some(mut guard) = guard {
+                        // Less than there was room for: the pipe is empty, and the next byte will be news.
+                        guard.clear_ready();
+                    }
+                    let n = u64::try_from(n).unwrap_or(u64::MAX);
+                    self.total = self.total.saturating_add(n);
+                    self.left = self.left.map(|left| left.saturating_sub(n));
+                    return Poll::Ready(Some(bytes.into()));
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => match guard {
+                    Some(mut guard) => guard.clear_ready(),
+                    // Somebody else in the guest read it.
+                    None => return self.end(),
+                },
+                Err(_broken) => return self.end(),
+            }
+        }
+    }
+
+    fn end(&mut self) -> Poll<Option<Bytes>> {
+        self.pipe = None;
+        Poll::Ready(None)
+    }
+}

@@ -1,0 +1,216 @@
+//! From the process's arguments to a running agent: PID 1, or test mode.
+//!
+//! May call: boot, control, events, link, places, scratch, serve, sys.
+//! Never inside: what is served.
+
+use std::{
+    error::Error,
+    ffi::OsString,
+    fs, io,
+    os::unix::{fs::FileTypeExt as _, net::UnixListener},
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use rustix::process::getpid;
+use sandbox_protocol::metadata::port::{AGENT, EGRESS};
+
+use crate::{
+    agent::info::VERSION,
+    boot,
+    control::{files::make_folders, machine::Machine},
+    events::console,
+    link::{Source, open_ports},
+    places::{Places, suffixed},
+    scratch::Scratch,
+    serve::{Port, Setup, serve},
+    sys,
+};
+
+const USAGE: &str = "usage: silkd --serve SOCKET | --version; without arguments only as PID 1 of a guest";
+
+/// What the arguments ask for. Pure.
+#[derive(Debug, PartialEq, Eq)]
+enum Mode {
+    Guest,
+    Serve(PathBuf),
+    Version,
+    Usage,
+}
+
+impl Mode {
+    /// The kernel hands words of its command line to PID 1, which are not for silkd: only `--serve` counts there.
+    fn of(pid1: bool, args: &[OsString]) -> Self {
+        match args {
+            [flag, socket] if flag == "--serve" && !socket.is_empty() => Self::Serve(socket.into()),
+            _ if pid1 => Self::Guest,
+            [flag] if flag == "--version" => Self::Version,
+            _ => Self::Usage,
+        }
+    }
+}
+
+/// The whole program.
+#[must_use]
+pub fn main() -> ExitCode {
+    sys::set_allocator();
+    let args: Vec<OsString> = std::env::args_os().skip(1).collect();
+    match Mode::of(getpid().is_init(), &args) {
+        Mode::Guest => guest(),
+        Mode::Serve(socket) => match test_mode(&socket) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                console(&chain(&*error));
+                ExitCode::FAILURE
+            }
+        },
+        Mode::Version => {
+            console(VERSION);
+            ExitCode::SUCCESS
+        }
+        Mode::Usage => {
+            console(USAGE);
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// PID 1: whatever happens, the end is power off. A PID 1 that ends is a kernel panic.
+fn guest() -> ExitCode {
+    // Unwind safe: nothing of it is looked at afterwards.
+    match catch_unwind(AssertUnwindSafe(live)) {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => console(&format!("fatal: {}", chain(&*error))),
+        Err(_told_by_the_hook) => console("fatal: a panic of the agent itself"),
+    }
+    rustix::fs::sync();
+    if let Err(error) = Machine::Guest.power_off() {
+        console(&format!("fatal: power off: {error}"));
+    }
+    rustix::event::pause();
+    ExitCode::FAILURE
+}
+
+fn live() -> Result<(), Box<dyn Error>> {
+    let places = Places::guest();
+    let booted = boot::boot(&places)?;
+    let ports = open_ports(&[AGENT, EGRESS]).map_err(|error| format!("ports: {error}"))?;
+    if !ports.iter().any(|(name, _)| *name == AGENT) {
+        return Err(format!("ports: there is no {AGENT}").into());
+    }
+    let port = |(name, file)| Port {
+        name,
+        source: Source::Device(file),
+        agent: name == AGENT,
+    };
+    let ports = ports.into_iter().map(port).collect();
+    console("ready");
+    runtime()?.block_on(serve(Setup {
+        places,
+        machine: Machine::Guest,
+        cgroup_root: booted.cgroup_root,
+        pid1: true,
+        ports,
+    }))?;
+    Ok(())
+}
+
+fn test_mode(socket: &Path) -> Result<(), Box<dyn Error>> {
+    let places = Places::beside(socket);
+    let folder = suffixed(socket, ".d");
+    make_folders(&places).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let machine = Machine::recorded(&folder.join("record"))?;
+    let group = Scratch::new(getpid().as_raw_nonzero().get());
+    let egress = suffixed(socket, ".egress");
+    let runtime = runtime()?;
+    let outcome = runtime.block_on(async {
+        let ports = vec![
+            Port {
+                name: AGENT,
+                source: Source::Listener(listen(socket)?),
+                agent: true,
+            },
+            Port {
+                name: EGRESS,
+                source: Source::Listener(listen(&egress)?),
+                agent: false,
+            },
+        ];
+        // For whoever started it: from here on a connection is answered.
+        console(&format!("serving {}", socket.display()));
+        let served = serve(Setup {
+            places,
+            machine: machine.clone(),
+            cgroup_root: group.as_ref().map(|group| group.path().to_owned()),
+            pid1: false,
+            ports,
+        });
+        served.await?;
+        machine.power_off()?;
+        Ok(())
+    });
+    // Whoever looks for the agent finds it gone, not dead.
+    drop([fs::remove_file(socket), fs::remove_file(&egress)]);
+    outcome
+}
+
+fn runtime() -> io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()
+}
+
+fn listen(path: &Path) -> Result<tokio::net::UnixListener, Box<dyn Error>> {
+    // One that an earlier silkd left; anything else is not ours to remove.
+    if fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket()) {
+        fs::remove_file(path)?;
+    }
+    let listener = UnixListener::bind(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    listener.set_nonblocking(true)?;
+    Ok(tokio::net::UnixListener::from_std(listener)?)
+}
+
+/// An error with its causes.
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        next = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_told_apart() {
+        let of = |pid1, args: &[&str]| {
+            let args: Vec<OsString> = args.iter().map(OsString::from).collect();
+            Mode::of(pid1, &args)
+        };
+        assert_eq!(of(true, &[]), Mode::Guest);
+        assert_eq!(of(true, &["quiet", "splash"]), Mode::Guest);
+        assert_eq!(of(true, &["--serve", "a"]), Mode::Serve("a".into()));
+        assert_eq!(of(false, &["--serve", "a"]), Mode::Serve("a".into()));
+        assert_eq!(of(false, &["--version"]), Mode::Version);
+        for bad in [
+            &[][..],
+            &["--serve"],
+            &["--serve", ""],
+            &["--serve", "a", "b"],
+            &["-h"],
+        ] {
+            assert_eq!(of(false, bad), Mode::Usage);
+        }
+    }
+
+    #[test]
+    fn causes_are_told_once_each() {
+        let error = io::Error::other("inner");
+        let outer = crate::serve::ServeError::Signals(error);
+        assert_eq!(chain(&outer), "signals cannot be heard: inner");
+    }
+}
