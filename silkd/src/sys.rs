@@ -1,7 +1,7 @@
 //! What rustix cannot do: the one file of this crate that may hold unsafe code.
 //!
-//! Starting a program by `clone3` with a shared memory image ([`launch`]), reaping with the resource usage
-//! ([`peek_dead`], [`reap`]), the entropy ioctls, the allocator's knobs, signals by number.
+//! Starting a program by `clone3` with a shared memory image (`launch`), reaping with the resource usage
+//! (`peek_dead`, `reap`), the entropy ioctls, the allocator's knobs, signals by number.
 //!
 //! May call: nothing.
 //! Never inside: a decision. One operation a block, with SAFETY and why no safe way exists.
