@@ -127,18 +127,18 @@ fn test_mode(socket: &Path) -> Result<(), Box<dyn Error>> {
     let egress = suffixed(socket, ".egress");
     let runtime = runtime()?;
     let outcome = runtime.block_on(async {
-        let ports = vec![
-            Port {
-                name: AGENT,
-                source: Source::Listener(listen(socket)?),
-                agent: true,
-            },
-            Port {
-                name: EGRESS,
-                source: Source::Listener(listen(&egress)?),
-                agent: false,
-            },
-        ];
+        // The agent's last: who finds it finds all.
+        let second = Port {
+            name: EGRESS,
+            source: Source::Listener(listen(&egress)?),
+            agent: false,
+        };
+        let first = Port {
+            name: AGENT,
+            source: Source::Listener(listen(socket)?),
+            agent: true,
+        };
+        let ports = vec![first, second];
         // For whoever started it: from here on a connection is answered.
         console(&format!("serving {}", socket.display()));
         let served = serve(Setup {

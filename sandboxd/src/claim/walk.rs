@@ -388,6 +388,7 @@ impl Claims {
             match waited {
                 Ok(warm) => return Ok((warm, Tier::Warm)),
                 Err(WaitEnd::Full) => return Err(ClaimError::Busy),
+                Err(WaitEnd::Closed) if self.pools.is_stopping() => return Err(ClaimError::Draining),
                 Err(WaitEnd::Closed) => return Err(ClaimError::PoolNotFound(pool.name().clone())),
                 Err(WaitEnd::Over(parked)) => why = parked,
             }

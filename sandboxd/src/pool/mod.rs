@@ -229,6 +229,12 @@ impl Pools {
         }
     }
 
+    /// Whether refill was asked to stop.
+    #[must_use]
+    pub fn is_stopping(&self) -> bool {
+        self.0.tasks.is_stopping()
+    }
+
     /// Starts refill.
     pub fn start(&self) {
         self.0.tasks.spawn("refill", refill::drive(self.clone()));

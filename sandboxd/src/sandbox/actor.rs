@@ -21,7 +21,7 @@ use crate::{
     engine::{Capture, EngineError, Identity, Machine, Place, Port, PortName, Purpose},
     image::Image,
     journal::{AppendError, SandboxRow, Transition},
-    link::{self, Opened},
+    link::{self, Link, Opened},
     random,
     telemetry::{
         chain,
@@ -227,6 +227,37 @@ impl Sandboxes {
     }
 }
 
+/// How often a guest's wall clock is looked after.
+const CLOCK_EVERY: Duration = Duration::from_secs(600);
+
+/// The stream of a guest's own news.
+enum News {
+    Unasked,
+    Open(agent::Events),
+    /// The guest has none, or ended it.
+    Over,
+}
+
+impl News {
+    /// The next condition; never, once there are no more. Cancel safe.
+    async fn next(&mut self, link: &Link) -> agent::Condition {
+        loop {
+            match self {
+                Self::Unasked => *self = agent::events(link).await.map_or(Self::Over, Self::Open),
+                Self::Open(events) => match events.next().await {
+                    Ok(Some(agent::News::Condition(condition))) => return condition,
+                    Ok(Some(agent::News::Log(line))) => tracing::debug!(guest = %line, "a guest's log"),
+                    Ok(Some(agent::News::Dropped(count))) => {
+                        tracing::debug!(count, "news of a guest were dropped")
+                    }
+                    Ok(None) | Err(_) => *self = Self::Over,
+                },
+                Self::Over => std::future::pending::<()>().await,
+            }
+        }
+    }
+}
+
 struct Actor {
     sandbox: Arc<Sandbox>,
     sandboxes: Sandboxes,
@@ -411,6 +442,8 @@ impl Actor {
     async fn keep(mut self) {
         let sandbox = Arc::clone(&self.sandbox);
         let owners = self.sandboxes.owners().clone();
+        let clock = self.sandboxes.means().clock.clone();
+        let mut news = News::Unasked;
         while let (Some(machine), Some(link)) = (&self.machine, sandbox.link()) {
             tokio::select! {
                 biased;
@@ -421,6 +454,7 @@ impl Actor {
                     break;
                 }
                 why = link.lost() => {
+                    news = News::Unasked;
                     if !self.relink(&why.to_string()).await {
                         break;
                     }
@@ -428,6 +462,11 @@ impl Actor {
                 () = owners.stopping() => {
                     link.close();
                     return;
+                }
+                condition = news.next(&link), if machine.identity().pid.is_some() => sandbox.note(condition),
+                () = tokio::time::sleep(CLOCK_EVERY), if machine.identity().pid.is_some() => {
+                    // A guest that cannot be told the time is told again, or found to be lost by its link.
+                    drop(timeout(self.sandboxes.means().deadlines.hello, agent::clock(&link, &clock)).await);
                 }
             }
         }
