@@ -90,9 +90,8 @@ async fn claim(
     let owner =
         owner(&principal).ok_or_else(|| Refusal::new(Reason::NotAllowed, "a claimer cannot claim"))?;
     let deadline = desk.deadline(&request);
-    let request = request.into_inner();
-    let trace = request.trace;
-    let ask = parse::ask(request, owner, deadline)?;
+    let trace = request.get_ref().trace;
+    let ask = parse::ask(request.into_inner(), owner, deadline)?;
     may_claim(desk, &principal, &ask.from)?;
     let (granted, counts) = if trace {
         let (granted, counts) = work::traced(Box::pin(desk.claims.claim(ask))).await;

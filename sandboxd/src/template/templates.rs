@@ -220,7 +220,7 @@ impl Templates {
         drop(building);
         let templates = self.clone();
         self.0.tasks.spawn("template", async move {
-            let outcome = build::run(&templates, &spec, &key, size, &handle).await;
+            let outcome = Box::pin(build::run(&templates, &spec, &key, size, &handle)).await;
             if let Ok(capture) = &outcome {
                 templates
                     .0
