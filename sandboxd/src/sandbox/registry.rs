@@ -22,6 +22,7 @@ use crate::{
     admission::Admission,
     clock::{Clock, Tick},
     engine::Engine,
+    faults,
     feed::{Feed, Reader},
     journal::Journal,
     tasks::Group,
@@ -56,6 +57,8 @@ pub struct Deadlines {
     pub renew: Duration,
     /// A lost link of a claimed guest, until it must be back.
     pub relink: Duration,
+    /// One attempt at the proved end of a machine; it is tried again for ever.
+    pub kill: Duration,
 }
 
 impl Default for Deadlines {
@@ -66,6 +69,7 @@ impl Default for Deadlines {
             hello: Duration::from_secs(10),
             renew: Duration::from_secs(15),
             relink: Duration::from_secs(5),
+            kill: Duration::from_secs(60),
         }
     }
 }
@@ -197,6 +201,7 @@ impl Sandboxes {
         let lease = sandbox.with_life(|life| life.claim().map(|claim| claim.lease.until));
         let applied = sandbox.apply(self, Event::End(why)).ok();
         if applied.is_some() {
+            faults::passage("sandbox.end_recorded");
             if let Some(until) = lease {
                 self.means().reaper.clear(sandbox.id, until);
             }
@@ -212,6 +217,7 @@ impl Sandboxes {
     pub fn renew(&self, sandbox: &Sandbox, lease: Lease) -> Result<Applied, super::ApplyError> {
         let before = sandbox.with_life(|life| life.claim().map(|claim| claim.lease.until));
         let applied = sandbox.apply(self, Event::Renewed(lease))?;
+        faults::passage("sandbox.renewed");
         self.means().reaper.set(sandbox.id, before, lease.until);
         Ok(applied)
     }
@@ -230,7 +236,11 @@ impl Sandboxes {
         });
         match until {
             Some(until) if until > now => self.means().reaper.set(id, None, until),
-            Some(_) => drop(self.end(&sandbox, Why::of(WhyKind::LeaseExpired))),
+            Some(_) => {
+                faults::passage("sandbox.lease_due");
+                // It may have been ended by another in this moment.
+                drop(self.end(&sandbox, Why::of(WhyKind::LeaseExpired)));
+            }
             None => {}
         }
     }
