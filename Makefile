@@ -27,8 +27,8 @@ PROGRAMS := --package sandboxd --package silkd --package sandbox-sdk --features 
 # Everything, as the tests see it, in one build: programs, tests, examples.
 ALL := --workspace --features sandbox-sdk/cli
 NEXTEST := $(shell cargo nextest --version >/dev/null 2>&1 && echo yes)
-# Neither root nor QEMU.
-QUICK := not (package(sandbox-tests) and (binary(guest) or binary(net)))
+# Neither root, QEMU nor apt.
+QUICK := not (package(sandbox-tests) and (binary(guest) or binary(net) or binary(image)))
 
 .PHONY: help deps build image demo lint test test-all test-quick test-build bench soak fuzz install clean
 

@@ -84,7 +84,7 @@ struct Rooms {
 /// What a restarted daemon does behind its first calls.
 struct Behind {
     later: recover::Later,
-    strays: Vec<SlotNumber>,
+    strays: Vec<recover::Stray>,
     damaged: bool,
 }
 
@@ -364,6 +364,7 @@ async fn take_up(
         pool: |name: &Name, key: &PoolKey| claims.pools.get(name).is_some_and(|pool| pool.key() == *key),
     };
     let (fates, strays) = recover::plan(&opened.state, &host);
+    let strays = recover::hold(claims, &strays);
     let (summary, later) = recover::claimed(claims, &opened.state, fates, &boot_id).await;
     tracing::info!(
         claimed = summary.claimed,
@@ -374,7 +375,7 @@ async fn take_up(
     Ok(Behind {
         later,
         strays,
-        damaged: !opened.damage.is_empty(),
+        damaged: opened.damage.iter().any(|damage| damage.lost),
     })
 }
 
@@ -382,7 +383,7 @@ async fn take_up(
 async fn finish_recovery(claims: Claims, engine: Arc<dyn Engine>, behind: Behind) {
     let warm = recover::warm(&claims, behind.later).await;
     claims.pools.start();
-    let strays = recover::strays(&claims, &engine, &behind.strays, behind.damaged).await;
+    let strays = recover::strays(&engine, behind.strays, behind.damaged).await;
     tracing::info!(
         warm = warm.warm,
         ended = warm.ended,

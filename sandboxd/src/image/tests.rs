@@ -1,4 +1,4 @@
-use std::os::unix::fs::FileExt as _;
+use std::{fs::File, os::unix::fs::FileExt as _, path::Path};
 
 use super::*;
 

@@ -8,8 +8,10 @@ use std::{
 };
 
 use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
     fs::{FlockOperation, flock},
     io::Errno,
+    process::{Pid, PidfdFlags, pidfd_open},
 };
 
 /// The state directory is this process's until the value is dropped, or the process ends however it ends.
@@ -40,7 +42,14 @@ pub enum LockError {
     },
 }
 
-/// Takes the lock of a state directory that exists. Never waits.
+/// How long a holder that is being killed may take to be gone. One that lives is told of after as long.
+const DYING: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 300_000_000,
+};
+
+/// Takes the lock of a state directory that exists. Waits shortly for a holder that is just dying: whoever starts a
+/// daemon right after `kill -9` of the last one means it to start.
 ///
 /// # Errors
 /// [`LockError::Locked`] with the other's pid, or the kernel's refusal of the lock file.
@@ -58,19 +67,17 @@ pub fn lock_state_dir(dir: &Path) -> Result<Lock, LockError> {
         .mode(0o600)
         .open(&path)
         .map_err(io)?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => {}
-        Err(Errno::WOULDBLOCK) => {
-            let mut text = String::new();
-            // The pid is for people; a holder that is just writing it is a holder all the same.
-            drop((&mut file).take(32).read_to_string(&mut text));
-            let pid = text.trim().parse().ok();
+    if !try_lock(&file).map_err(io)? {
+        let mut text = String::new();
+        // The pid is for people and for the wait below; a holder that is just writing it is a holder all the same.
+        drop((&mut file).take(32).read_to_string(&mut text));
+        let pid = text.trim().parse().ok();
+        if !(is_gone(pid) && try_lock(&file).map_err(io)?) {
             return Err(LockError::Locked {
                 dir: dir.to_owned(),
                 pid,
             });
         }
-        Err(errno) => return Err(io(errno.into())),
     }
     let pid = format!("{}\n", std::process::id());
     let told = file
@@ -81,4 +88,27 @@ pub fn lock_state_dir(dir: &Path) -> Result<Lock, LockError> {
         tracing::warn!(path = %path.display(), %error, "the lock file does not name its holder");
     }
     Ok(Lock { _file: file })
+}
+
+fn try_lock(file: &File) -> io::Result<bool> {
+    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(true),
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Whether the process with this number is dead, or dies within [`DYING`]. The lock, not the number, decides who holds it.
+fn is_gone(pid: Option<u32>) -> bool {
+    let pid = pid
+        .and_then(|pid| i32::try_from(pid).ok())
+        .and_then(Pid::from_raw);
+    let Some(pid) = pid else { return false };
+    match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(process) => {
+            let mut wait = [PollFd::new(&process, PollFlags::IN)];
+            poll(&mut wait, Some(&DYING)).is_ok_and(|ready| ready > 0)
+        }
+        Err(errno) => errno == Errno::SRCH,
+    }
 }

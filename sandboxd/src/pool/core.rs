@@ -251,11 +251,15 @@ impl<W: Stock> Core<W> {
 
     /// Takes out what is ending. Looks at all of the stock, so it is for the news of a death, not for a take.
     pub fn sweep(&mut self, now: Tick) -> Vec<W> {
-        let ending = |piece: &W| piece.usable(now) == Usable::Ending;
-        if !self.stock.iter().any(ending) {
+        self.take_out(|piece| piece.usable(now) == Usable::Ending)
+    }
+
+    /// Takes out what `is_bad`. Looks at all of the stock.
+    pub fn take_out(&mut self, is_bad: impl Fn(&W) -> bool) -> Vec<W> {
+        if !self.stock.iter().any(&is_bad) {
             return Vec::new();
         }
-        let (gone, kept) = self.stock.drain(..).partition::<Vec<_>, _>(ending);
+        let (gone, kept) = self.stock.drain(..).partition::<Vec<_>, _>(is_bad);
         self.stock.extend(kept);
         gone
     }

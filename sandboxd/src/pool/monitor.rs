@@ -1,7 +1,7 @@
 //! One pool: the lock around its numbers.
 
 use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -55,6 +55,8 @@ struct State {
     policy: Policy,
     /// A task makes sure of the template.
     preparing: bool,
+    /// Digest of the template that the stock was last compared with.
+    compared: Option<Arc<str>>,
 }
 
 /// Why a wait in line brought nothing.
@@ -94,6 +96,7 @@ impl Pool {
                 policy: Policy::new(spec.bounds(), now),
                 spec,
                 preparing: false,
+                compared: None,
             }),
             pools,
         }
@@ -275,6 +278,16 @@ impl Pool {
         self.gauges.show(PoolNumbers { claimed, ..numbers });
         drop(dead);
         (plan, surplus)
+    }
+
+    /// Takes out stock of another template than this one. A look at all of it, but only when the template has changed.
+    pub(super) fn outdated(&self, digest: &str) -> Vec<Warm> {
+        let mut state = self.lock();
+        if state.compared.as_deref() == Some(digest) {
+            return vec![];
+        }
+        state.compared = Some(digest.into());
+        state.core.take_out(|warm| *warm.sandbox().digest != *digest)
     }
 
     /// Changes its policy under the lock.

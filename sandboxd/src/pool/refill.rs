@@ -54,6 +54,9 @@ fn pass(pools: &Pools) -> Option<Tick> {
             prepare(pools, &pool, &mut wake_at);
             continue;
         };
+        for warm in pool.outdated(&capture.digest().to_string()) {
+            warm.end(Why::of(WhyKind::TemplateChanged));
+        }
         let may_begin = inner
             .in_flight_max
             .saturating_sub(inner.in_flight.load(Ordering::Relaxed));

@@ -16,12 +16,14 @@ use sandbox_protocol::id::SandboxId;
 
 pub use self::plan::{Fate, Host, plan};
 use crate::{
+    admission::Reservation,
     claim::Claims,
     engine::Engine,
-    journal::{SandboxRow, State},
+    journal::{RowState, SandboxRow, State},
     names::SlotNumber,
     sandbox::{Adoptable, Warm, adoptable},
-    words::Size,
+    telemetry::chain,
+    words::{MemBytes, Size, Vcpus},
 };
 
 /// Guests that are taken up at once: enough to hide their round trips, few enough for their sockets and processes.
@@ -42,7 +44,22 @@ pub struct Summary {
 
 /// Warm sandboxes that are yet to be taken up.
 #[derive(Debug, Default)]
-pub struct Later(Vec<(SandboxRow, Adoptable)>);
+pub struct Later(Vec<Waiting>);
+
+/// A row that can go on, with its place held so that nothing new takes it meanwhile.
+#[derive(Debug)]
+struct Waiting {
+    adoptable: Adoptable,
+    size: Size,
+    reservation: Option<Reservation>,
+}
+
+/// A slot that something without a record lies in, held so that nothing new takes it.
+#[derive(Debug)]
+pub struct Stray {
+    slot: SlotNumber,
+    reservation: Option<Reservation>,
+}
 
 /// Puts every row in the registry and takes up the claimed ones. Resolves when each of them is up or on its end.
 pub async fn claimed(
@@ -64,8 +81,8 @@ pub async fn claimed(
                 .restore(&Arc::from(facts.owner.as_str()), key, digest, id);
         }
         match (fate, adoptable(id, row)) {
-            (Fate::AdoptClaimed, Some(adoptable)) => now.push((row.clone(), adoptable)),
-            (Fate::AdoptWarm, Some(adoptable)) => later.0.push((row.clone(), adoptable)),
+            (Fate::AdoptClaimed, Some(adoptable)) => now.push(waiting(claims, row, adoptable)),
+            (Fate::AdoptWarm, Some(adoptable)) => later.0.push(waiting(claims, row, adoptable)),
             (Fate::AdoptClaimed | Fate::AdoptWarm, None) => {}
             (Fate::WindUp(died), _) => {
                 summary.ended += usize::from(died.is_some());
@@ -77,7 +94,7 @@ pub async fn claimed(
         }
     }
     let taken = stream::iter(now)
-        .map(|(row, adoptable)| take_up(claims, row, adoptable))
+        .map(|waiting| take_up(claims, waiting))
         .buffer_unordered(AT_ONCE)
         .collect::<Vec<_>>()
         .await;
@@ -89,7 +106,7 @@ pub async fn claimed(
 /// Takes up the warm ones, and puts each into its pool.
 pub async fn warm(claims: &Claims, later: Later) -> Summary {
     let taken = stream::iter(later.0)
-        .map(|(row, adoptable)| take_up(claims, row, adoptable))
+        .map(|waiting| take_up(claims, waiting))
         .buffer_unordered(AT_ONCE)
         .collect::<Vec<_>>()
         .await;
@@ -107,26 +124,32 @@ pub async fn warm(claims: &Claims, later: Later) -> Summary {
     summary
 }
 
-async fn take_up(claims: &Claims, row: SandboxRow, adoptable: Adoptable) -> Result<Option<Warm>, ()> {
-    let reservation = reserve(claims, &row);
-    let adopted = claims
-        .sandboxes
-        .adopt(adoptable, size(claims, &row), reservation)
-        .await;
-    adopted.map_err(|why| tracing::warn!(slot = %row.slot, %why, "could not be taken up"))
+fn waiting(claims: &Claims, row: &SandboxRow, adoptable: Adoptable) -> Waiting {
+    Waiting {
+        adoptable,
+        size: size(claims, row),
+        reservation: reserve(claims, row),
+    }
+}
+
+async fn take_up(claims: &Claims, waiting: Waiting) -> Result<Option<Warm>, ()> {
+    let Waiting {
+        adoptable,
+        size,
+        reservation,
+    } = waiting;
+    let slot = adoptable.slot();
+    let adopted = claims.sandboxes.adopt(adoptable, size, reservation).await;
+    adopted.map_err(|why| tracing::warn!(%slot, %why, "could not be taken up"))
 }
 
 /// What its guest has. A size that was renamed since counts as nothing more than its slot.
 fn size(claims: &Claims, row: &SandboxRow) -> Size {
-    let none = Size {
-        vcpus: crate::words::Vcpus(1),
-        memory: crate::words::MemBytes(0),
-    };
-    claims.templates.size(&row.key.size).unwrap_or(none)
+    claims.templates.size(&row.key.size).unwrap_or(NOTHING)
 }
 
-fn reserve(claims: &Claims, row: &SandboxRow) -> Option<crate::admission::Reservation> {
-    if row.state == crate::journal::RowState::Gone {
+fn reserve(claims: &Claims, row: &SandboxRow) -> Option<Reservation> {
+    if row.state == RowState::Gone {
         return None;
     }
     let means = claims.sandboxes.means();
@@ -136,37 +159,47 @@ fn reserve(claims: &Claims, row: &SandboxRow) -> Option<crate::admission::Reserv
         .ok()
 }
 
+/// Takes the places of what lies on the host in no record, before anything new can.
+pub fn hold(claims: &Claims, slots: &[SlotNumber]) -> Vec<Stray> {
+    let admission = &claims.sandboxes.means().admission;
+    let held = slots.iter().map(|slot| Stray {
+        slot: *slot,
+        reservation: admission.adopt(*slot, NOTHING).ok(),
+    });
+    held.collect()
+}
+
 /// Ends what lies on the host in no record. Where records are damaged beyond a torn tail it is told and left alone, its
 /// slot kept out of use.
-pub async fn strays(
-    claims: &Claims,
-    engine: &Arc<dyn Engine>,
-    strays: &[SlotNumber],
-    damaged: bool,
-) -> usize {
-    let means = claims.sandboxes.means();
-    let none = Size {
-        vcpus: crate::words::Vcpus(1),
-        memory: crate::words::MemBytes(0),
-    };
-    for slot in strays {
-        let reservation = means.admission.adopt(*slot, none).ok();
-        if damaged {
-            tracing::error!(%slot, "on the host and in no record, and records are damaged: left alone, its slot is kept out of use");
-            if let Some(reservation) = reservation {
-                reservation.quarantine();
+pub async fn strays(engine: &Arc<dyn Engine>, strays: Vec<Stray>, damaged: bool) -> usize {
+    let count = strays.len();
+    for Stray { slot, reservation } in strays {
+        let ended = if damaged {
+            None
+        } else {
+            Some(engine.reap(slot).await)
+        };
+        match ended {
+            Some(Ok(())) => {
+                tracing::info!(%slot, "on the host and in no record: ended");
+                continue;
             }
-            continue;
+            Some(Err(error)) => {
+                tracing::error!(%slot, error = %chain(&error), "cannot be ended: its slot is kept out of use");
+            }
+            None => {
+                tracing::error!(%slot, "on the host and in no record, and records are damaged: left alone, its slot is kept out of use");
+            }
         }
-        match engine.reap(*slot).await {
-            Ok(()) => tracing::info!(%slot, "on the host and in no record: ended"),
-            Err(error) => {
-                tracing::error!(%slot, error = %crate::telemetry::chain(&error), "cannot be ended: its slot is kept out of use");
-                if let Some(reservation) = reservation {
-                    reservation.quarantine();
-                }
-            }
+        if let Some(reservation) = reservation {
+            reservation.quarantine();
         }
     }
-    strays.len()
+    count
 }
+
+/// Of what has no record nothing is known but its slot.
+const NOTHING: Size = Size {
+    vcpus: Vcpus(1),
+    memory: MemBytes(0),
+};

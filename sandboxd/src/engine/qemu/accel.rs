@@ -99,6 +99,9 @@ async fn judge(host: &Host, qemu: &str, image: Option<&Image>, state_dir: &Path)
     if let Err(error) = open_kvm() {
         return (false, format!("/dev/kvm cannot be opened: {error}"));
     }
+    if let Some(why) = &host.no_kvm {
+        return (false, why.clone());
+    }
     let Some(image) = image else {
         return (false, "KVM could not be proved: no image to boot".to_owned());
     };
@@ -112,12 +115,14 @@ async fn judge(host: &Host, qemu: &str, image: Option<&Image>, state_dir: &Path)
     if let Some(known) = verdicts.iter().find(|verdict| verdict.key == key) {
         return (known.works, format!("{} (seen before)", known.why));
     }
-    let (works, why) = match prove(host, image).await {
-        Ok(()) => (true, "an image was booted under KVM and answered".to_owned()),
-        Err(why) => (
+    let (works, why) = match Box::pin(prove(host, image)).await {
+        Proof::Runs => (true, "an image was booted under KVM and answered".to_owned()),
+        Proof::Sick(why) => (
             false,
             format!("/dev/kvm is there but a guest does not run: {why}"),
         ),
+        // Not the word of KVM, hence asked again at the next start.
+        Proof::NotStarted(why) => return (false, format!("no guest could be started under KVM: {why}")),
     };
     verdicts.push(Verdict {
         key,
@@ -153,19 +158,29 @@ fn read(file: &Path) -> Vec<Verdict> {
     }
 }
 
+/// What came of a guest under KVM.
+enum Proof {
+    Runs,
+    Sick(String),
+    NotStarted(String),
+}
+
 /// Boots the image under KVM and waits for its agent to say anything.
-async fn prove(host: &Host, image: &Image) -> Result<(), String> {
+async fn prove(host: &Host, image: &Image) -> Proof {
     let path = host.hidden("proof");
     let booted = host.boot(&path, Accel::Kvm, image, PROOF_SIZE).await;
-    let (started, _memory) = booted.map_err(|error| chain(&error))?;
+    let (started, _memory) = match booted {
+        Ok(booted) => booted,
+        Err(error) => return Proof::NotStarted(chain(&error)),
+    };
     let verdict = tokio::select! {
         spoke = timeout(PROOF, speaks(&started)) => match spoke {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(format!("its port broke: {error}")),
-            Err(_elapsed) => Err(format!("no answer within {PROOF:?}")),
+            Ok(Ok(())) => Proof::Runs,
+            Ok(Err(error)) => Proof::Sick(format!("its port broke: {error}")),
+            Err(_elapsed) => Proof::Sick(format!("no answer within {PROOF:?}")),
         },
-        report = started.nascent.died() => Err(report.to_string()),
-        why = super::machine::dead(started.qmp.seen()) => Err(why.to_owned()),
+        report = started.nascent.died() => Proof::Sick(report.to_string()),
+        why = super::machine::dead(started.qmp.seen()) => Proof::Sick(why.to_owned()),
     };
     if let Err(error) = started.end().await {
         tracing::warn!(%error, "the guest of a proof is not gone yet; the next start ends it");

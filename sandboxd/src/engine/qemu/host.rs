@@ -49,6 +49,8 @@ pub(super) struct Host {
     pub(super) account: Option<Account>,
     /// The same for one that needs `/dev/kvm`.
     pub(super) kvm_account: Option<Account>,
+    /// Why such a one cannot be, where VMMs have an account of their own.
+    pub(super) no_kvm: Option<String>,
     pub(super) group: tasks::Group,
     pub(super) counter: AtomicU64,
 }

@@ -11,12 +11,30 @@ pub(super) fn account(user: &str, accel: Accel) -> Result<Account, String> {
     }
     let passwd = fs::read_to_string("/etc/passwd").map_err(|error| format!("/etc/passwd: {error}"))?;
     let account = find(&passwd, user).ok_or_else(|| format!("there is no user `{user}`"))?;
-    let kvm = fs::metadata("/dev/kvm").map(|device| (device.mode(), device.gid()));
-    Ok(match (accel, kvm) {
-        // Closed to others: the VMM gets the group that may use it, and no other.
-        (Accel::Kvm, Ok((mode, gid))) if mode & 0o006 != 0o006 => Account { gid, ..account },
-        (Accel::Kvm | Accel::Tcg | Accel::None, _) => account,
-    })
+    match accel {
+        Accel::Tcg | Accel::None => Ok(account),
+        Accel::Kvm => {
+            let device = fs::metadata("/dev/kvm").map_err(|error| format!("/dev/kvm: {error}"))?;
+            with_kvm(account, device.mode(), device.gid()).ok_or_else(|| {
+                format!(
+                    "user `{user}` cannot open /dev/kvm (mode {:o})",
+                    device.mode() & 0o777
+                )
+            })
+        }
+    }
+}
+
+/// The account with which a VMM can open `/dev/kvm`: where that is closed to others, it gets the device's group as its
+/// only one, unless that is root's.
+fn with_kvm(account: Account, mode: u32, gid: u32) -> Option<Account> {
+    if mode & 0o006 == 0o006 {
+        Some(account)
+    } else if mode & 0o060 == 0o060 && gid != 0 {
+        Some(Account { gid, ..account })
+    } else {
+        None
+    }
 }
 
 fn find(passwd: &str, user: &str) -> Option<Account> {
@@ -34,6 +52,18 @@ fn find(passwd: &str, user: &str) -> Option<Account> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_vmm_gets_the_group_of_kvm_and_never_that_of_root() {
+        let account = Account { uid: 991, gid: 990 };
+        assert_eq!(with_kvm(account, 0o666, 0), Some(account));
+        assert_eq!(
+            with_kvm(account, 0o660, 105),
+            Some(Account { gid: 105, ..account })
+        );
+        assert_eq!(with_kvm(account, 0o660, 0), None);
+        assert_eq!(with_kvm(account, 0o600, 105), None);
+    }
 
     #[test]
     fn an_account_is_found_by_its_whole_name() {

@@ -1,12 +1,17 @@
 //! With real QEMU processes and guests of a few instructions, which is enough for QMP, capture, clones, identity and end. Guests that answer are the business of tests/guest.
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, sync::Arc};
 
 use super::*;
 use crate::{
     clock::WallTime,
-    engine::{CaptureError, CaptureManifest, ImageRef, Port, PortName},
-    words::{MemBytes, Size, Vcpus},
+    engine::{
+        Capture, CaptureError, CaptureManifest, Engine, EngineError, Found, Identity, ImageRef, Machine,
+        Place, Port, PortName, Purpose, slotdir::SlotDir, spawn,
+    },
+    image::Image,
+    names::{self, SlotNumber},
+    words::{Accel, EngineKind, Lane, MemBytes, Size, Vcpus},
 };
 
 const PLACE: Place = Place {
@@ -287,7 +292,7 @@ async fn a_capture_is_cloned_from_blank_processes_and_without() {
     let cold = Engine::clone_of(&engine, &capture, place(1)).await.unwrap();
     engine.warm_up(&capture);
     engine.warm_up(&capture);
-    while engine.blanks.ready(&capture) == 0 {
+    while engine.ready_blanks(&capture) == 0 {
         tokio::task::yield_now().await;
     }
     let blank = fs::read_dir(root.path().join("run")).unwrap().count();
@@ -331,8 +336,8 @@ async fn blank_processes_of_a_killed_daemon_are_ended() {
     let root = tempfile::tempdir().unwrap();
     let first = engine(root.path()).await;
     let capture = capture(&first, root.path()).await;
-    let path = first.host.hidden("blank");
-    let blank = first.host.blank(&path, Accel::Tcg, &capture).await.unwrap();
+    let path = first.host().hidden("blank");
+    let blank = first.host().blank(&path, Accel::Tcg, &capture).await.unwrap();
     let housed = blank.nascent.settle(None).unwrap();
     let identity = housed.identity();
     drop(housed);

@@ -13,8 +13,13 @@ use tokio::{io::AsyncReadExt as _, time::timeout};
 use super::*;
 use crate::{
     clock::WallTime,
-    engine::{CaptureManifest, ImageRef, Port},
-    words::{MemBytes, Size, Vcpus},
+    engine::{
+        Capture, CaptureManifest, Engine, EngineError, Found, ImageRef, Machine, Place, Port, PortName,
+        Purpose,
+    },
+    image::Image,
+    names::SlotNumber,
+    words::{EngineKind, Lane, MemBytes, Size, Vcpus},
 };
 
 /// Bound for what would hang if it were broken.
@@ -125,7 +130,7 @@ async fn descendants_end_with_their_machine() {
     machine.kill().await.unwrap();
     let sleeper = rustix::process::Pid::from_raw(sleeper).unwrap();
     let lives = rustix::process::test_kill_process(sleeper).is_ok();
-    if engine.cgroups.is_some() {
+    if crate::engine::cgroup::Cgroups::find().is_ok() {
         // A zombie of another parent's is dead, too.
         let state =
             fs::read_to_string(format!("/proc/{}/stat", sleeper.as_raw_nonzero())).unwrap_or_default();
