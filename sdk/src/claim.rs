@@ -1,6 +1,6 @@
 //! Claiming a sandbox.
 //!
-//! May call: client, retry, sandbox, error.
+//! May call: client, retry, sandbox, error, token.
 //! Never inside: a claim without a request key: what is repeated must be the same claim (docs/failures.md C2).
 
 use std::{

@@ -94,6 +94,9 @@ pub struct Dev {
     /// What answers for the stub engine's guests; `in-process` is for load tests.
     #[arg(long, value_enum, default_value = "process", requires = "dev")]
     pub stub_agent: StubAgentArg,
+    /// The silkd that the stub engine runs; the one beside this program unless given.
+    #[arg(long, value_name = "PATH", requires = "dev")]
+    pub stub_silkd: Option<PathBuf>,
     /// Faults that the stub engine makes, for tests.
     #[arg(
         long,

@@ -157,7 +157,7 @@ fn dev_config(serve: Serve, environment: &Environment, printer: Printer) -> Conf
     };
     let stub = Stub {
         agent: options.stub_agent.into(),
-        silkd: None,
+        silkd: options.stub_silkd.map(|silkd| args::absolute(&here, &silkd)),
         faults: options.stub_faults,
     };
     let dev = DevOptions {

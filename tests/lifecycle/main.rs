@@ -1,0 +1,8 @@
+//! What a user of the daemon sees: through the SDK, through `sandboxctl`, and through its files and signals. Engine stub,
+//! with a real silkd per sandbox unless a test wants ten thousand of them.
+//!
+//! Codes such as `c02_` are those of the kinds of failure in CONTRIBUTING.md.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod restart;
