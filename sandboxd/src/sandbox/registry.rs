@@ -239,7 +239,7 @@ impl Sandboxes {
             Some(_) => {
                 faults::passage("sandbox.lease_due");
                 // It may have been ended by another in this moment.
-                drop(self.end(&sandbox, Why::of(WhyKind::LeaseExpired)));
+                self.end(&sandbox, Why::of(WhyKind::LeaseExpired));
             }
             None => {}
         }
