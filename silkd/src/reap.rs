@@ -7,7 +7,7 @@
 //!
 //! May call: run (the entry of a child), sys.
 //! Never inside: what an end means.
-//! Cancel safety: [`serve`] may be dropped anywhere; what has ended stays until somebody serves again.
+//! Cancel safety: `serve` may be dropped anywhere; what has ended stays until somebody serves again.
 
 use std::{
     collections::BTreeMap,
@@ -44,7 +44,7 @@ pub(crate) fn expect(job: Arc<Job>) {
     children().starting.push(job);
 }
 
-/// The start has returned. Gives whether a child came of it, ended or not.
+/// The start has returned; if a child came of it, it is known from now on.
 pub(crate) fn started(job: &Arc<Job>) {
     let mut children = children();
     let place = children.starting.iter().position(|other| Arc::ptr_eq(other, job));

@@ -3,7 +3,7 @@
 //! May call: nothing.
 //! Never inside: tonic.
 
-use std::fmt;
+use std::{error::Error, fmt};
 
 use sandbox_protocol::reason::Reason;
 
@@ -61,9 +61,30 @@ impl fmt::Display for Escaped<'_> {
     }
 }
 
+/// An error with its causes, in one line.
+#[must_use]
+pub fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        next = cause.source();
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn causes_are_told_once_each() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("outer")]
+        struct Outer(#[source] std::io::Error);
+        assert_eq!(chain(&Outer(std::io::Error::other("inner"))), "outer: inner");
+    }
 
     #[test]
     fn bytes_are_cut_and_made_harmless() {

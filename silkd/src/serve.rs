@@ -1,6 +1,6 @@
 //! Start and stop of the agent: who runs, and in which order they end.
 //!
-//! May call: agent, clock, conditions, control, events, gate, link, places, run, server, tasks.
+//! May call: agent, clock, conditions, control, events, gate, link, places, refusal, run, server, tasks.
 //! Never inside: a call's work.
 
 use std::{io, path::PathBuf, sync::Arc, time::Duration};
@@ -25,6 +25,7 @@ use crate::{
     gate::{Gate, State, Turn},
     link::{Link, Serves, Source},
     places::Places,
+    refusal::chain,
     run::{RunConfig, RunError, Runner},
     server::Server,
     tasks,
@@ -101,7 +102,7 @@ pub async fn serve(setup: Setup) -> Result<(), ServeError> {
     };
     let why = match &outcome {
         Ok(why) => (*why).to_owned(),
-        Err(error) => error.to_string(),
+        Err(error) => chain(error),
     };
     running.events.log(&format!("stopping: {why}"));
     running.stop().await;

@@ -1,6 +1,6 @@
 //! From the process's arguments to a running agent: PID 1, or test mode.
 //!
-//! May call: boot, control, events, link, places, scratch, serve, sys.
+//! May call: agent, boot, control, events, link, places, refusal, scratch, serve, sys.
 //! Never inside: what is served.
 
 use std::{
@@ -13,7 +13,7 @@ use std::{
     process::ExitCode,
 };
 
-use rustix::process::getpid;
+use rustix::process::{Resource, Rlimit, getpid, getrlimit, setrlimit};
 use sandbox_protocol::metadata::port::{AGENT, EGRESS};
 
 use crate::{
@@ -21,13 +21,16 @@ use crate::{
     boot,
     control::{files::make_folders, machine::Machine},
     events::console,
-    link::{Source, open_ports},
+    link::Source,
     places::{Places, suffixed},
+    refusal::chain,
     scratch::Scratch,
     serve::{Port, Setup, serve},
     sys,
 };
 
+/// As a guest's silkd has.
+const DESCRIPTORS: u64 = 65_536;
 const USAGE: &str = "usage: silkd --serve SOCKET | --version; without arguments only as PID 1 of a guest";
 
 /// What the arguments ask for. Pure.
@@ -66,7 +69,9 @@ pub fn main() -> ExitCode {
             }
         },
         Mode::Version => {
-            console(VERSION);
+            use io::Write as _;
+            // Whoever closed its output does not want to know.
+            drop(io::stdout().write_all(format!("silkd {VERSION}\n").as_bytes()));
             ExitCode::SUCCESS
         }
         Mode::Usage => {
@@ -95,16 +100,12 @@ fn guest() -> ExitCode {
 fn live() -> Result<(), Box<dyn Error>> {
     let places = Places::guest();
     let booted = boot::boot(&places)?;
-    let ports = open_ports(&[AGENT, EGRESS]).map_err(|error| format!("ports: {error}"))?;
-    if !ports.iter().any(|(name, _)| *name == AGENT) {
-        return Err(format!("ports: there is no {AGENT}").into());
-    }
     let port = |(name, file)| Port {
         name,
         source: Source::Device(file),
         agent: name == AGENT,
     };
-    let ports = ports.into_iter().map(port).collect();
+    let ports = booted.ports.into_iter().map(port).collect();
     console("ready");
     runtime()?.block_on(serve(Setup {
         places,
@@ -121,22 +122,23 @@ fn test_mode(socket: &Path) -> Result<(), Box<dyn Error>> {
     let folder = suffixed(socket, ".d");
     make_folders(&places).map_err(|error| format!("{}: {error}", folder.display()))?;
     let machine = Machine::recorded(&folder.join("record"))?;
+    more_descriptors()?;
     let group = Scratch::new(getpid().as_raw_nonzero().get());
     let egress = suffixed(socket, ".egress");
     let runtime = runtime()?;
     let outcome = runtime.block_on(async {
-        let ports = vec![
-            Port {
-                name: AGENT,
-                source: Source::Listener(listen(socket)?),
-                agent: true,
-            },
-            Port {
-                name: EGRESS,
-                source: Source::Listener(listen(&egress)?),
-                agent: false,
-            },
-        ];
+        // The agent's last: who finds it finds all.
+        let second = Port {
+            name: EGRESS,
+            source: Source::Listener(listen(&egress)?),
+            agent: false,
+        };
+        let first = Port {
+            name: AGENT,
+            source: Source::Listener(listen(socket)?),
+            agent: true,
+        };
+        let ports = vec![first, second];
         // For whoever started it: from here on a connection is answered.
         console(&format!("serving {}", socket.display()));
         let served = serve(Setup {
@@ -155,6 +157,15 @@ fn test_mode(socket: &Path) -> Result<(), Box<dyn Error>> {
     outcome
 }
 
+/// A host's limits are made for other programs: every stream of a call takes descriptors.
+fn more_descriptors() -> rustix::io::Result<()> {
+    let limit = getrlimit(Resource::Nofile);
+    let most = limit.maximum.unwrap_or(DESCRIPTORS).min(DESCRIPTORS);
+    // None is no limit.
+    let current = limit.current.map(|current| current.max(most));
+    setrlimit(Resource::Nofile, Rlimit { current, ..limit })
+}
+
 fn runtime() -> io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()
 }
@@ -167,18 +178,6 @@ fn listen(path: &Path) -> Result<tokio::net::UnixListener, Box<dyn Error>> {
     let listener = UnixListener::bind(path).map_err(|error| format!("{}: {error}", path.display()))?;
     listener.set_nonblocking(true)?;
     Ok(tokio::net::UnixListener::from_std(listener)?)
-}
-
-/// An error with its causes.
-fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        next = cause.source();
-    }
-    text
 }
 
 #[cfg(test)]
@@ -205,12 +204,5 @@ mod tests {
         ] {
             assert_eq!(of(false, bad), Mode::Usage);
         }
-    }
-
-    #[test]
-    fn causes_are_told_once_each() {
-        let error = io::Error::other("inner");
-        let outer = crate::serve::ServeError::Signals(error);
-        assert_eq!(chain(&outer), "signals cannot be heard: inner");
     }
 }

@@ -1,7 +1,7 @@
 //! What rustix cannot do: the one file of this crate that may hold unsafe code.
 //!
-//! Starting a program by `clone3` with a shared memory image ([`launch`]), reaping with the resource usage
-//! ([`peek_dead`], [`reap`]), the entropy ioctls, the allocator's knobs, signals by number.
+//! Starting a program by `clone3` with a shared memory image (`launch`), reaping with the resource usage
+//! (`peek_dead`, `reap`), the entropy ioctls, the allocator's knobs, signals by number.
 //!
 //! May call: nothing.
 //! Never inside: a decision. One operation a block, with SAFETY and why no safe way exists.
@@ -408,11 +408,10 @@ fn wire(wires: &[Wire]) -> Result<(), i32> {
     Ok(())
 }
 
-/// Open files of a program: what it has, and what it may ask for.
-const NOFILE: Rlimit = Rlimit {
-    current: Some(1024),
-    maximum: Some(524_288),
-};
+/// Open files of a program.
+const NOFILE: u64 = 1024;
+/// What it may raise that to.
+const NOFILE_MAX: u64 = 524_288;
 
 fn put_down() -> rustix::io::Result<()> {
     let flags = OFlags::WRONLY | OFlags::CLOEXEC;
@@ -420,7 +419,18 @@ fn put_down() -> rustix::io::Result<()> {
     let adjust = rustix::fs::open(c"/proc/self/oom_score_adj", flags, Mode::empty())?;
     rustix::io::write(adjust, b"0")?;
     rustix::process::setpriority_process(None, 0)?;
-    rustix::process::setrlimit(Resource::Nofile, NOFILE)
+    let limit = |maximum: u64| Rlimit {
+        current: Some(NOFILE.min(maximum)),
+        maximum: Some(maximum),
+    };
+    match rustix::process::setrlimit(Resource::Nofile, limit(NOFILE_MAX)) {
+        // Where silkd itself may not have more, neither may its programs.
+        Err(rustix::io::Errno::PERM) => {
+            let own = rustix::process::getrlimit(Resource::Nofile).maximum;
+            rustix::process::setrlimit(Resource::Nofile, limit(own.unwrap_or(NOFILE_MAX)))
+        }
+        other => other,
+    }
 }
 
 /// Bit n-1: signal n is ignored in this process.

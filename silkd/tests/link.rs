@@ -1,13 +1,16 @@
 //! The link, in test mode: readiness, reconnects, and what of an old connection never reaches a new one.
 #![expect(clippy::large_futures, reason = "a test holds few of them")]
 
+// On threads of their own, so that a guest that ends is answered while the test waits for it.
 mod common;
 
-use common::{Guest, Host, fresh_nonce, read_hello, within};
+use common::{Guest, Host, fresh_nonce, read_hello, reason, within};
 use sandbox_protocol::{
     limits::{PROTO_MAX, PROTO_MIN},
     link::encode_break,
-    v1::AgentState,
+    v1::{
+        AgentState, ControlEventsRequest, control_quiesce_request::Mode as Rest, control_renew_request::Mode,
+    },
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -15,7 +18,7 @@ use tokio::{
 };
 use tonic::Code;
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn hello_arrives_without_polling() {
     let guest = Guest::start();
     let mut stream = UnixStream::connect(guest.socket()).await.unwrap();
@@ -35,7 +38,7 @@ async fn hello_arrives_without_polling() {
     assert_eq!(&first, b"SILKHELO");
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn link_survives_20_fast_reopens() {
     let guest = Guest::start();
     for round in 0..20 {
@@ -53,7 +56,7 @@ async fn link_survives_20_fast_reopens() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn stale_bytes_never_reach_a_new_connection() {
     let guest = Guest::start();
     let mut stream = UnixStream::connect(guest.socket()).await.unwrap();
@@ -92,7 +95,37 @@ async fn stale_bytes_never_reach_a_new_connection() {
     assert_eq!(within(host.info()).await.state, i32::from(AgentState::Fresh));
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn inv_15_clone_of_busy_template() {
+    let guest = Guest::start();
+    let port = std::os::unix::net::UnixStream::connect(guest.socket()).unwrap();
+    port.set_nonblocking(true).unwrap();
+    let open = || UnixStream::from_std(port.try_clone().unwrap()).unwrap();
+    let mut host = within(Host::over(open(), fresh_nonce())).await;
+    within(host.renew(Mode::Boot, "template")).await.unwrap();
+    // With a program open there is no capture.
+    let busy = within(host.exec(&["cat", "/dev/zero"])).await.unwrap();
+    let refused = within(host.quiesce(Rest::Template)).await.unwrap_err();
+    assert_eq!(reason(&refused), "QUIESCE_BUSY");
+    drop(busy);
+    while within(host.quiesce(Rest::Template)).await.is_err() {}
+    // The connection itself is still there, with a stream of it, when the clone begins: only the bytes go on.
+    let news = within(host.control.events(ControlEventsRequest {}))
+        .await
+        .unwrap();
+    host.cut().await;
+    drop(news);
+    let mut clone = within(Host::over(open(), fresh_nonce())).await;
+    assert_eq!(clone.hello.state, i32::from(AgentState::Quiesced));
+    assert_eq!(clone.hello.generation, 1);
+    within(clone.renew(Mode::Clone, "clone")).await.unwrap();
+    let info = within(clone.info()).await;
+    assert_eq!((info.processes, info.generation), (0, 2));
+    let said = within(clone.exec(&["echo", "clean"])).await.unwrap();
+    assert_eq!(said.output().await, ("clean\n".to_owned(), 0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_new_connection_replaces_the_old_and_the_old_one_sees_its_end() {
     let guest = Guest::start();
     let old = Host::connect(&guest.socket()).await;
@@ -101,7 +134,7 @@ async fn a_new_connection_replaces_the_old_and_the_old_one_sees_its_end() {
     within(new.info()).await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn rubbish_instead_of_http_ends_that_connection_only() {
     let guest = Guest::start();
     let mut stream = UnixStream::connect(guest.socket()).await.unwrap();
@@ -114,7 +147,7 @@ async fn rubbish_instead_of_http_ends_that_connection_only() {
     within(host.info()).await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn what_is_not_served_is_unimplemented() {
     let guest = Guest::start();
     let mut host = Host::connect(&guest.socket()).await;
@@ -130,7 +163,7 @@ async fn what_is_not_served_is_unimplemented() {
     within(host.info()).await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn the_second_port_greets_and_drops_what_comes() {
     let guest = Guest::start();
     let mut stream = UnixStream::connect(guest.dir.path().join("s.egress"))

@@ -183,7 +183,14 @@ async fn start(
         ),
     );
     let config = host.config();
-    let (listeners, address) = listen::open(&config, environment)?;
+    let listen::Opened {
+        listeners,
+        address,
+        certificates,
+    } = listen::open(&config, environment)?;
+    if let Some(certificates) = certificates {
+        host.present(certificates);
+    }
     let server = Server::start(listeners, routes, RequestIds::new(random::bytes()));
     let admin = match config.listen.metrics {
         Some(addr) => {
@@ -369,7 +376,7 @@ async fn take_up(
     Ok(Behind {
         later,
         strays,
-        damaged: !opened.damage.is_empty(),
+        damaged: opened.damage.iter().any(|damage| damage.lost),
     })
 }
 

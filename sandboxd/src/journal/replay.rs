@@ -14,8 +14,8 @@ use std::{
 use sandbox_protocol::id::SandboxId;
 
 use super::{
-    OpenError,
-    fold::{RowState, State, fold},
+    OpenError, Transition,
+    fold::{GONE_MAX, RowState, State, fold},
     record,
     segment::{self, Found, HEADER, Header, is_zero, read_header, scan},
 };
@@ -123,6 +123,7 @@ pub(super) fn replay(dir: &Path, state: State, applied: u64) -> Result<Replay, O
         unknown_before: None,
         began: applied > 0,
         told: 0,
+        gone: 0,
     };
     for mut segment in list {
         let path = segment.path.clone();
@@ -148,6 +149,8 @@ struct Reader {
     began: bool,
     /// Records that were told as damaged behind the last one: their numbers are used up.
     told: u64,
+    /// Sandboxes gone since the state was last pruned.
+    gone: usize,
 }
 
 /// A stretch that is no record, before the next that is.
@@ -339,6 +342,14 @@ impl Reader {
             }
         })?;
         fold(&mut self.out.state, &record);
+        if record.transition == Transition::Gone {
+            self.gone += 1;
+            if self.gone > 2 * GONE_MAX {
+                // A long history needs the memory of what it left, not of all that ever was.
+                self.gone = 0;
+                self.out.state.prune(record.at);
+            }
+        }
         self.out.last_seq = seq;
         self.out.replayed += 1;
         Ok(())

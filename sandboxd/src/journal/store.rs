@@ -24,7 +24,8 @@ use crate::{disk, words::Name};
 /// Version of the keys and values.
 pub(super) const VERSION: u32 = 1;
 /// Memory for pages of the store. The fold runs off every path that somebody waits on, so it may read from the page
-/// cache; more would only be counted against the daemon.
+/// cache. sled evicts late: with this the daemon grows by 1 MiB when it opens and by some 2 KiB per live sandbox, and
+/// less than this does not change that.
 const CACHE: u64 = 1 << 20;
 
 /// Room on the disk that the store wants before it opens or takes a batch: eight of sled's own segments. It is asked

@@ -22,7 +22,7 @@ use crate::{
     faults,
     image::Image,
     journal::{AppendError, SandboxRow, Transition},
-    link::{self, Opened},
+    link::{self, Link, Opened},
     random,
     telemetry::{
         chain,
@@ -213,6 +213,41 @@ impl Sandboxes {
     }
 }
 
+/// How often a guest's wall clock is looked after.
+const CLOCK_EVERY: Duration = Duration::from_secs(600);
+
+/// The stream of a guest's own news.
+enum News {
+    Unasked,
+    Open(Box<agent::Events>),
+    /// The guest has none, or ended it.
+    Over,
+}
+
+impl News {
+    /// The next condition; never, once there are no more. Cancel safe.
+    async fn next(&mut self, link: &Link) -> agent::Condition {
+        loop {
+            match self {
+                Self::Unasked => {
+                    *self = agent::events(link)
+                        .await
+                        .map_or(Self::Over, |events| Self::Open(Box::new(events)))
+                }
+                Self::Open(events) => match events.next().await {
+                    Ok(Some(agent::News::Condition(condition))) => return condition,
+                    Ok(Some(agent::News::Log(line))) => tracing::debug!(guest = %line, "a guest's log"),
+                    Ok(Some(agent::News::Dropped(count))) => {
+                        tracing::debug!(count, "news of a guest were dropped")
+                    }
+                    Ok(None) | Err(_) => *self = Self::Over,
+                },
+                Self::Over => std::future::pending::<()>().await,
+            }
+        }
+    }
+}
+
 /// A sandbox of an earlier daemon, in the registry and not taken up yet. Dropping it leaves it to the next daemon.
 #[derive(Debug)]
 #[must_use = "it is nobody's care until it is taken up"]
@@ -256,7 +291,7 @@ impl Actor {
             biased;
             () = sandbox.wake.notified() => Err(None),
             () = owners.stopping() => Err(Some(Why::of(WhyKind::Stopped))),
-            made = self.bring_up(&spec) => made.map_err(|error| Some(Why::with(WhyKind::MakeFailed, chain(&error)))),
+            made = Box::pin(self.bring_up(&spec)) => made.map_err(|error| Some(Why::with(WhyKind::MakeFailed, chain(&error)))),
         };
         let made = made.and_then(|record| {
             let made = self.sandbox.apply(&self.sandboxes, Event::Made(Box::new(record)));
@@ -275,9 +310,9 @@ impl Actor {
                 let why = why.or_else(|| self.sandbox.with_life(|life| life.why().cloned()));
                 let why = why.unwrap_or(Why::of(WhyKind::MakeFailed));
                 // It may be ending already, by the wish that interrupted the making.
-                drop(self.sandboxes.end(&self.sandbox, why.clone()));
+                self.sandboxes.end(&self.sandbox, why.clone());
                 drop(answer.send(Err(MakeError::Failed(why))));
-                self.end().await;
+                Box::pin(self.end()).await;
             }
         }
     }
@@ -325,7 +360,7 @@ impl Actor {
         faults::passage("sandbox.started");
         done(RefillStep::Start);
 
-        let opened = open_link(machine.as_ref(), &self.sandboxes, hello_limit).await?;
+        let opened = Box::pin(open_link(machine.as_ref(), &self.sandboxes, hello_limit)).await?;
         faults::passage("sandbox.linked");
         done(RefillStep::Link);
 
@@ -363,7 +398,7 @@ impl Actor {
             biased;
             () = sandbox.wake.notified() => Err(Why::of(WhyKind::Released)),
             () = owners.stopping() => return,
-            taken = self.take_up(identity, size) => taken.map_err(|error| match &error {
+            taken = Box::pin(self.take_up(identity, size)) => taken.map_err(|error| match &error {
                 StepError::Engine(EngineError::Gone { .. }) => Why::with(WhyKind::LostOnRestart, chain(&error)),
                 StepError::Late { .. } | StepError::Engine(_) | StepError::Link(_) | StepError::Agent(_)
                 | StepError::NotReady(_) | StepError::Foreign => {
@@ -381,7 +416,7 @@ impl Actor {
             Err(why) => {
                 drop(self.sandbox.apply(&self.sandboxes, Event::Died(why.clone())));
                 drop(answer.send(Err(why)));
-                self.end().await;
+                Box::pin(self.end()).await;
             }
         }
     }
@@ -397,7 +432,7 @@ impl Actor {
         let attach = means.engine.attach(place, identity);
         let machine = within("attach", limits.hello, StepError::Engine, attach).await?;
         let machine = self.machine.insert(machine);
-        let opened = open_link(machine.as_ref(), &self.sandboxes, limits.hello).await?;
+        let opened = Box::pin(open_link(machine.as_ref(), &self.sandboxes, limits.hello)).await?;
         let asking = agent::adopt(&opened.link);
         let adopted = within("adopt", limits.hello, StepError::Agent, asking).await?;
         faults::passage("recover.greeted");
@@ -429,6 +464,8 @@ impl Actor {
     async fn keep(mut self) {
         let sandbox = Arc::clone(&self.sandbox);
         let owners = self.sandboxes.owners().clone();
+        let clock = self.sandboxes.means().clock.clone();
+        let mut news = News::Unasked;
         while let (Some(machine), Some(link)) = (&self.machine, sandbox.link()) {
             tokio::select! {
                 biased;
@@ -439,7 +476,8 @@ impl Actor {
                     break;
                 }
                 why = link.lost() => {
-                    if !self.relink(&why.to_string()).await {
+                    news = News::Unasked;
+                    if !Box::pin(self.relink(&why.to_string())).await {
                         break;
                     }
                 }
@@ -447,9 +485,14 @@ impl Actor {
                     link.close();
                     return;
                 }
+                condition = news.next(&link), if machine.identity().pid.is_some() => sandbox.note(condition),
+                () = tokio::time::sleep(CLOCK_EVERY), if machine.identity().pid.is_some() => {
+                    // A guest that cannot be told the time is told again, or found to be lost by its link.
+                    drop(timeout(self.sandboxes.means().deadlines.hello, agent::clock(&link, &clock)).await);
+                }
             }
         }
-        self.end().await;
+        Box::pin(self.end()).await;
     }
 
     /// The link broke while the machine lives. A warm one ends; a claimed one's link must be back in time.
@@ -494,7 +537,7 @@ impl Actor {
         let owners = self.sandboxes.owners().clone();
         tokio::select! {
             biased;
-            () = sandbox.wake.notified() => self.end().await,
+            () = sandbox.wake.notified() => Box::pin(self.end()).await,
             () = owners.stopping() => {}
         }
     }
@@ -578,13 +621,8 @@ async fn open_link(
     let clock = sandboxes.means().clock.clone();
     match port {
         Port::Stream(stream) => {
-            within(
-                "hello",
-                limit,
-                StepError::Link,
-                link::open(stream, random::bytes(), clock),
-            )
-            .await
+            let opening = Box::pin(link::open(stream, random::bytes(), clock));
+            within("hello", limit, StepError::Link, opening).await
         }
         Port::InProcess => Ok(agent::local_link(clock)),
     }

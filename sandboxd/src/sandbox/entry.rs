@@ -17,6 +17,7 @@ use super::{
     registry::Sandboxes,
 };
 use crate::{
+    agent::Condition,
     clock::{Tick, WallTime},
     journal::{AppendError, Written},
     link::Link,
@@ -56,6 +57,8 @@ pub struct Sandbox {
     pub(super) wake: Notify,
     agent: OnceLock<AgentFacts>,
     link: RwLock<Option<Link>>,
+    /// Trouble that its agent told of, one of each name at most.
+    conditions: Mutex<Vec<Condition>>,
 }
 
 impl fmt::Debug for Sandbox {
@@ -125,6 +128,7 @@ impl Sandbox {
             wake: Notify::new(),
             agent: OnceLock::new(),
             link: RwLock::new(None),
+            conditions: Mutex::default(),
         }
     }
 
@@ -164,6 +168,13 @@ impl Sandbox {
     pub(super) fn set_agent(&self, facts: AgentFacts) {
         // A second greeting of the same life says the same.
         drop(self.agent.set(facts));
+    }
+
+    /// Notes trouble that its agent told of; the newest of a name replaces the one before.
+    pub(super) fn note(&self, condition: Condition) {
+        let mut conditions = self.conditions.lock().unwrap_or_else(PoisonError::into_inner);
+        conditions.retain(|known| known.name != condition.name);
+        conditions.push(condition);
     }
 
     /// Whether its agent was heard within `within` before `now`.
@@ -238,7 +249,13 @@ impl Sandbox {
             accel: sandboxes.means().engine.accel().to_proto().into(),
             proto: agent.map_or(0, |agent| agent.proto),
             agent_version: agent.map(|agent| agent.version.clone()).unwrap_or_default(),
-            conditions: vec![],
+            conditions: self
+                .conditions
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .iter()
+                .map(Condition::to_proto)
+                .collect(),
             slot: operator.then_some(u32::from(self.slot.0)),
             pid: agent.and_then(|agent| agent.pid).filter(|_| operator),
         }

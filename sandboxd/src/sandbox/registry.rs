@@ -30,7 +30,7 @@ use crate::{
     words::Name,
 };
 
-/// How long the row of a gone sandbox can be asked for (api.md section 3).
+/// How long the row of a gone sandbox can be asked for (docs/api.md section 3).
 const ROW_KEPT: Duration = Duration::from_secs(600);
 /// Rows of gone sandboxes that are kept, at most.
 const ROWS_KEPT: usize = 4096;
@@ -53,7 +53,7 @@ pub struct Deadlines {
     pub boot: Duration,
     /// HELLO of a clone or of a kept guest.
     pub hello: Duration,
-    /// Renewal, hooks included (agent.md 1.5 gives them 10 s).
+    /// Renewal, hooks included (docs/agent.md section 3: 10 s for all of them).
     pub renew: Duration,
     /// A lost link of a claimed guest, until it must be back.
     pub relink: Duration,
@@ -239,7 +239,7 @@ impl Sandboxes {
             Some(_) => {
                 faults::passage("sandbox.lease_due");
                 // It may have been ended by another in this moment.
-                drop(self.end(&sandbox, Why::of(WhyKind::LeaseExpired)));
+                self.end(&sandbox, Why::of(WhyKind::LeaseExpired));
             }
             None => {}
         }

@@ -12,6 +12,7 @@ use crate::{
     clock::Clock,
     engine::Identity,
     journal::{RowState, SandboxRow},
+    names::SlotNumber,
 };
 
 /// A row whose life can go on, if its machine is found.
@@ -20,6 +21,14 @@ pub struct Adoptable {
     pub(super) birth: Birth,
     /// Its process, to be proved before anything is done with it.
     pub identity: Identity,
+}
+
+impl Adoptable {
+    /// Its place.
+    #[must_use]
+    pub const fn slot(&self) -> SlotNumber {
+        self.birth.slot
+    }
 }
 
 /// What a row says, as a life of this daemon.

@@ -69,13 +69,18 @@ impl AgentService for Agent {
 
     async fn exec(&self, request: Request<Streaming<ExecIn>>) -> Result<Response<UntilSleep>, Status> {
         let permit = self.parts.control.gate.permit()?;
-        let sleep = Box::pin(permit.hibernated());
+        let mut sleep = Box::pin(permit.hibernated());
         let ctx = ExecCtx {
             gate: permit,
             base_env: self.parts.base_env.clone(),
             claim: self.facts.claim(),
         };
-        let response = Box::pin(exec::exec(&self.parts.control.runner, ctx, request)).await?;
+        let started = Box::pin(exec::exec(&self.parts.control.runner, ctx, request));
+        // A caller that never says what to start does not keep the sandbox awake.
+        let response = tokio::select! {
+            refusal = &mut sleep => return Err(refusal.into()),
+            response = started => response?,
+        };
         Ok(response.map(|stream| UntilSleep {
             stream: Some(stream),
             sleep,

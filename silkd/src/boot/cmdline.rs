@@ -12,7 +12,7 @@ pub(super) struct Options {
     pub(super) root: Root,
     /// `silkd.upper`: percent of RAM that edits of a disk root may take, 1 to 100; default 50.
     pub(super) upper_percent: u8,
-    /// `silkd.timeout`: how long to wait for the root disk, 1 to 120 s; default 10.
+    /// `silkd.timeout`: how long to wait for the root disk and for the ports, 1 to 120 s; default 10.
     pub(super) timeout: Duration,
 }
 

@@ -1,23 +1,29 @@
 //! Boot: what PID 1 does before there is a runtime, step by step; a failing step names itself and the guest is
 //! powered off: no shell, no retry.
 //!
-//! May call: boot/*, events, places.
+//! May call: boot/*, clock, control/files, events, places.
 //! Never inside: a choice that the command line and the initrd's own files do not make.
 
 mod cmdline;
 mod modules;
 mod mounts;
 mod network;
+mod ports;
 mod protect;
 mod root;
 mod uevent;
 
-use std::{fs, io, os::fd::AsFd as _, path::PathBuf};
+use std::{
+    fs, io,
+    os::fd::{AsFd as _, OwnedFd},
+    path::PathBuf,
+};
 
 use rustix::{
     fs::{Mode, OFlags},
     system::{RebootCommand, reboot},
 };
+use sandbox_protocol::metadata::port::{AGENT, EGRESS};
 
 use crate::{events::console, places::Places};
 
@@ -45,6 +51,8 @@ impl BootError {
 pub struct Booted {
     /// The cgroup below which programs are contained; none: the kernel has no cgroup2.
     pub cgroup_root: Option<PathBuf>,
+    /// The ports to the host, by name.
+    pub ports: Vec<(&'static str, OwnedFd)>,
 }
 
 /// Makes a guest out of a kernel and an initrd.
@@ -61,8 +69,11 @@ pub fn boot(places: &Places) -> Result<Booted, BootError> {
     sysctls();
     root::enter(&options)?;
     mounts::bind_boot_id(&places.boot_id)?;
+    let cgroup_root = protect::protect();
+    let ports = ports::open(&[AGENT, EGRESS], options.timeout);
     Ok(Booted {
-        cgroup_root: protect::protect(),
+        cgroup_root,
+        ports: ports.map_err(|error| BootError::new("ports", error))?,
     })
 }
 

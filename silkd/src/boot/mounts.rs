@@ -1,6 +1,6 @@
 //! The kernel's file systems and those in memory.
 //!
-//! May call: boot.
+//! May call: boot, control/files.
 //! Never inside: the root file system.
 
 use std::{ffi::CStr, fs, io, os::unix::fs::symlink, path::Path};

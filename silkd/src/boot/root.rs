@@ -11,7 +11,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{AtFlags, Dir, FileType, Mode, OFlags, fstat, openat, statat, unlinkat},
+    fs::{AtFlags, Dir, FileType, Mode, OFlags, chmod, fstat, openat, statat, unlinkat},
     mount::{MountFlags, mount, mount_move},
     process::{chdir, chroot},
 };
@@ -37,7 +37,11 @@ const DEPTH: usize = 64;
 /// The part that failed.
 pub(super) fn enter(options: &Options) -> Result<(), BootError> {
     let serial = match &options.root {
-        Root::Initramfs => return Ok(()),
+        // The kernel makes its first root as it makes a /tmp: anybody may write.
+        Root::Initramfs => {
+            return chmod("/", Mode::from_raw_mode(0o755))
+                .map_err(|errno| BootError::new("root: mode", errno));
+        }
         Root::Disk(serial) => serial,
     };
     let device = find(serial, options)?;

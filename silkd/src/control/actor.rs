@@ -3,7 +3,7 @@
 //! An order that was begun is carried out whether or not its caller is still there: half a renewal is of no use, and
 //! a host that lost the link learns from HELLO and Adopt how things stand.
 //!
-//! May call: control/*, gate, run, tasks.
+//! May call: control/*, events, gate, places, refusal, run, sys, tasks.
 //! Never inside: decoding.
 
 use std::{
@@ -22,7 +22,7 @@ use crate::{
     events::Events,
     gate::{Gate, State, Turn},
     places::Places,
-    refusal::Refusal,
+    refusal::{Refusal, chain},
     run::{ClaimDefaults, Runner},
     sys, tasks,
 };
@@ -146,7 +146,7 @@ impl Actor {
         };
         // As before: thawed, and the gate open.
         if let Err(error) = self.runner.thaw().await {
-            self.events.log(&format!("undoing a quiesce: {error}"));
+            self.events.log(&format!("undoing a quiesce: {}", chain(&error)));
         }
         self.gate.turn(Turn::Resume)?;
         Err(refusal)
@@ -166,10 +166,12 @@ impl Actor {
             }
             Rest::Checkpoint => {}
         }
-        self.runner
-            .freeze()
-            .await
-            .map_err(|error| Refusal::new(Reason::AgentBug, format!("programs cannot be frozen: {error}")))?;
+        self.runner.freeze().await.map_err(|error| {
+            Refusal::new(
+                Reason::AgentBug,
+                format!("programs cannot be frozen: {}", chain(&error)),
+            )
+        })?;
         let machine = self.machine.clone();
         let synced = tasks::blocking(move || machine.sync()).await;
         match synced {
@@ -193,10 +195,12 @@ impl Actor {
         if self.gate.state() != State::Quiesced {
             return self.gate.turn(Turn::Resume).map(|_state| ());
         }
-        self.runner
-            .thaw()
-            .await
-            .map_err(|error| Refusal::new(Reason::AgentBug, format!("programs cannot be thawed: {error}")))?;
+        self.runner.thaw().await.map_err(|error| {
+            Refusal::new(
+                Reason::AgentBug,
+                format!("programs cannot be thawed: {}", chain(&error)),
+            )
+        })?;
         self.rest = None;
         self.gate.turn(Turn::Resume).map(|_state| ())
     }

@@ -1,6 +1,6 @@
 //! Renewal: a guest's new identity, step by step, and the opening of the gate.
 //!
-//! May call: clock, control/*, gate, places, run.
+//! May call: clock, control/*, gate, refusal, run.
 //! Never inside: a generator of random numbers of silkd's own; ids are drawn from the kernel after it was reseeded.
 //! Invariant 14: nothing runs in a restored guest before it is renewed: programs stay frozen until seed, clock, names
 //! and generation are new, and the gate opens last.
@@ -23,7 +23,7 @@ use super::{
 use crate::{
     clock,
     gate::{State, Turn},
-    refusal::{Escaped, Refusal},
+    refusal::{Escaped, Refusal, chain},
     run::{HookEnd, HookOutcome, RunError},
 };
 
@@ -78,9 +78,7 @@ pub enum RenewError {
 
 impl From<RenewError> for Refusal {
     fn from(error: RenewError) -> Self {
-        let source = std::error::Error::source(&error);
-        let message = source.map_or_else(|| error.to_string(), |source| format!("{error}: {source}"));
-        Self::new(Reason::RenewFailed, message)
+        Self::new(Reason::RenewFailed, chain(&error))
     }
 }
 
@@ -118,7 +116,8 @@ impl Actor {
                 let refusal = Refusal::from(error);
                 self.events.log(&format!("renewal failed: {}", refusal.message));
                 if let Err(error) = still {
-                    self.events.log(&format!("after a failed renewal: {error}"));
+                    self.events
+                        .log(&format!("after a failed renewal: {}", chain(&error)));
                 }
                 Err(refusal)
             }

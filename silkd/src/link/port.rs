@@ -18,7 +18,10 @@ use rustix::{
     event::{Timespec, epoll},
     io::Errno,
 };
-use tokio::io::{Interest, unix::AsyncFd};
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    task::coop::poll_proceed,
+};
 
 use crate::sys;
 
@@ -53,11 +56,14 @@ impl Port {
 
     /// Reads what there is. 0: no host is connected; on a virtio port one may come, on a socket none will.
     pub fn poll_read(&mut self, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<io::Result<usize>> {
+        // A host that sends without end leaves the other tasks their turn.
+        let turn = ready!(poll_proceed(cx));
         loop {
             if self.readable {
                 match rustix::io::read(&self.file, &mut *into) {
                     Ok(n) => {
                         self.readable = n > 0;
+                        turn.made_progress();
                         return Poll::Ready(Ok(n));
                     }
                     Err(Errno::INTR) => continue,

@@ -75,6 +75,9 @@ impl Wire {
         max: usize,
         give: &mut dyn FnMut(&[u8]),
     ) -> Poll<io::Result<Seen>> {
+        if max == 0 {
+            return Poll::Ready(Ok(Seen::Data(0)));
+        }
         loop {
             let unread = self.buffer.get(self.unread.clone()).unwrap_or_default();
             if unread.is_empty() {

@@ -28,6 +28,7 @@ use super::{
     command::Plan,
     job::{Ended, Job},
     output::Output,
+    shared::lost,
     spawn::Order,
 };
 use crate::{
@@ -114,17 +115,15 @@ impl Core {
             job: job.clone(),
             reply,
         };
-        let stopping = || Refusal::new(Reason::NotReady, "silkd is stopping");
-        if !shared.order(order) {
-            job.unborn();
-            return Err(stopping());
-        }
+        shared.order(order).inspect_err(|_refusal| job.unborn())?;
         match started.await {
             Ok(started) => started.map(|()| (core, stdin)),
-            // The thread went without having come to it.
             Err(_dropped) => {
-                job.unborn();
-                Err(stopping())
+                // Dropped with the queue: the thread never came to it. Else the reaper has it.
+                if job.pid_u32() == 0 {
+                    job.unborn();
+                }
+                Err(lost())
             }
         }
     }

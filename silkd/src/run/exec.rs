@@ -114,19 +114,10 @@ pub(super) async fn exec(
     let (core, stdin) = Core::start(&shared, plan, ends, job.clone()).await?;
     // Most clients have closed their half by now; then no task is needed for it.
     let source = match input.message().now_or_never() {
-        Some(Ok(None)) => Source {
-            early: None,
-            messages: None,
-        },
-        Some(Ok(early @ Some(_))) => Source {
-            early,
-            messages: Some(input),
-        },
-        // An error comes once more.
-        Some(Err(_)) | None => Source {
-            early: None,
-            messages: Some(input),
-        },
+        Some(Ok(None)) => Source::over(),
+        Some(Ok(Some(early))) => Source::open(Some(early), input),
+        Some(Err(status)) => return Err(input::broken(&status)),
+        None => Source::open(None, input),
     };
     let pump = (!source.is_over() || timeout.is_some())
         .then(|| tasks::spawn(input::pump(job, source, stdin, timeout)));

@@ -19,20 +19,42 @@ use super::{
 };
 use crate::{refusal::Refusal, sys};
 
-/// Bytes that wait for the program before no more are taken from the client. Signals behind so much input still get
-/// through; those behind more wait for the program to read.
+/// Bytes that wait for the program before no more are taken from the client; at most one chunk ([`CHUNK_IN`]) comes on
+/// top. Signals behind so much input still get through; those behind more wait for the program to read.
 const QUEUE: usize = 64 * 1024;
 
 /// The client's half of a call.
 #[derive(Debug)]
 pub(super) struct Source {
     /// Taken already, to see whether there is anything.
-    pub(super) early: Option<ExecIn>,
+    early: Option<ExecIn>,
     /// `None`: it has ended.
-    pub(super) messages: Option<Streaming<ExecIn>>,
+    messages: Option<Streaming<ExecIn>>,
 }
 
 impl Source {
+    /// The client has closed it.
+    pub(super) const fn over() -> Self {
+        Self {
+            early: None,
+            messages: None,
+        }
+    }
+
+    /// More may come, after `early`.
+    pub(super) const fn open(early: Option<ExecIn>, messages: Streaming<ExecIn>) -> Self {
+        Self {
+            early,
+            messages: Some(messages),
+        }
+    }
+
+    /// Whether nothing more can come.
+    pub(super) const fn is_over(&self) -> bool {
+        self.messages.is_none()
+    }
+
+    /// Cancel safe.
     async fn next(&mut self) -> Result<Option<ExecIn>, Status> {
         if let Some(early) = self.early.take() {
             return Ok(Some(early));
@@ -42,11 +64,11 @@ impl Source {
             None => Ok(None),
         }
     }
+}
 
-    /// Whether nothing more can come.
-    pub(super) const fn is_over(&self) -> bool {
-        self.early.is_none() && self.messages.is_none()
-    }
+/// What the client sent is no message. Nobody reads this if it is gone.
+pub(super) fn broken(status: &Status) -> Refusal {
+    refuse(Reason::InvalidCommand, status.message())
 }
 
 /// The program's time.
@@ -174,8 +196,7 @@ pub(super) async fn pump(
                     open = false;
                     stdin.shut = true;
                 }
-                // Nobody reads this if the client is gone.
-                Err(status) => return job.fail(refuse(Reason::InvalidCommand, status.message())),
+                Err(status) => return job.fail(broken(&status)),
             },
             () = stdin.write(&job) => {}
         }

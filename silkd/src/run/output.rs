@@ -92,9 +92,15 @@ impl Output {
             match rustix::io::read(pipe, spare_capacity(&mut bytes)) {
                 Ok(0) => return self.end(),
                 Ok(n) => {
+                    // Room for what comes, not for what came once.
                     if n >= self.size {
                         self.size = self.size.saturating_mul(4).min(CHUNK_OUT);
-                    } else if let Some(mut guard) = guard {
+                    } else if n < self.size / 16 {
+                        self.size = (self.size / 4).max(SMALL);
+                    }
+                    if n < room
+                        && let Some(mut guard) = guard
+                    {
                         // Less than there was room for: the pipe is empty, and the next byte will be news.
                         guard.clear_ready();
                     }

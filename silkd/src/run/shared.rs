@@ -127,13 +127,12 @@ impl Shared {
             .collect()
     }
 
-    /// Hands a start to the spawn thread; gives whether there is one to take it. The queue holds as many as are
-    /// admitted, so it is never full.
-    pub(super) fn order(&self, order: Order) -> bool {
+    /// Hands a start to the spawn thread. The queue holds as many as are admitted, so it is never full.
+    pub(super) fn order(&self, order: Order) -> Result<(), Refusal> {
         let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
-        orders
-            .as_ref()
-            .is_some_and(|orders| orders.try_send(order).is_ok())
+        let stopping = || Refusal::new(Reason::NotReady, "silkd is stopping");
+        let orders = orders.as_ref().ok_or_else(stopping)?;
+        orders.try_send(order).map_err(|_refused| lost())
     }
 
     pub(super) fn put(&self, leaf: leaf::Leaf) {
@@ -211,4 +210,9 @@ impl Shared {
             idle.await;
         }
     }
+}
+
+/// The spawn thread ends by itself only in a panic.
+pub(super) fn lost() -> Refusal {
+    Refusal::new(Reason::AgentBug, "the spawn thread is gone")
 }

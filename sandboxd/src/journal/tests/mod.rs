@@ -51,7 +51,9 @@ pub(super) fn segment(first: u64, log: &Log) -> (Vec<u8>, Vec<usize>) {
 pub(super) fn write(dir: &Path, number: u64, bytes: &[u8]) {
     fs::create_dir_all(dir.join("journal")).unwrap();
     let path = super::tail::path(&dir.join("journal"), number);
-    let mut file = fs::File::create(path).unwrap();
+    // A new file each time: some file systems bring one that was truncated to the disk at once.
+    drop(fs::remove_file(&path));
+    let mut file = fs::File::create_new(path).unwrap();
     std::io::Write::write_all(&mut file, bytes).unwrap();
 }
 

@@ -61,14 +61,14 @@ pub(super) async fn eventually(what: &str, mut is: impl FnMut() -> bool) {
 }
 
 #[derive(Debug)]
-struct Service1 {
+struct Served {
     runner: Runner,
     gate: Gate,
     claim: Arc<ClaimDefaults>,
 }
 
 #[tonic::async_trait]
-impl Agent for Service1 {
+impl Agent for Served {
     async fn info(&self, _request: Request<AgentInfoRequest>) -> Result<Response<AgentInfoReply>, Status> {
         Ok(Response::new(AgentInfoReply::default()))
     }
@@ -154,15 +154,36 @@ impl Guest {
     }
 
     pub(super) fn start_with(cgroup: Option<OwnCgroup>, claim: ClaimDefaults) -> Self {
+        Self::start_as(cgroup, claim, false)
+    }
+
+    /// As PID 1 would start it, with regard to what programs inherit.
+    pub(super) fn start_as_pid1() -> Self {
+        Self::start_as(Some(own_cgroup()), ClaimDefaults::default(), true)
+    }
+
+    /// The leaves that there are.
+    pub(super) fn leaves(&self) -> Vec<String> {
+        let work = self.cgroup.as_ref().unwrap().0.join("work");
+        let entries = std::fs::read_dir(work).unwrap().map(|entry| entry.unwrap());
+        let dirs = entries.filter(|entry| entry.file_type().unwrap().is_dir());
+        let mut names: Vec<String> = dirs
+            .map(|entry| entry.file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+
+    fn start_as(cgroup: Option<OwnCgroup>, claim: ClaimDefaults, pid1: bool) -> Self {
         let config = RunConfig {
             cgroup_root: cgroup.as_ref().map(|cgroup| cgroup.0.clone()),
-            pid1: false,
+            pid1,
         };
         let runner = Runner::start(&config).unwrap();
         let gate = Gate::new();
         gate.turn(Turn::Renew).unwrap();
         gate.turn(Turn::Renewed).unwrap();
-        let service = AgentServer::new(Service1 {
+        let service = AgentServer::new(Served {
             runner: runner.clone(),
             gate: gate.clone(),
             claim: Arc::new(claim),
@@ -247,7 +268,7 @@ fn dial(io: tokio::io::DuplexStream) -> Dialled {
     Dialled(sender)
 }
 
-async fn serve(io: tokio::io::DuplexStream, service: AgentServer<Service1>) {
+async fn serve(io: tokio::io::DuplexStream, service: AgentServer<Served>) {
     let answer = hyper::service::service_fn(move |request| {
         let mut service = service.clone();
         async move { Ok::<_, Infallible>(service.call(request).await.unwrap()) }

@@ -205,6 +205,55 @@ async fn a_program_starts_plain() {
 }
 
 #[tokio::test]
+async fn a_program_of_pid_1_has_none_of_its_protection() {
+    let adjust = "/proc/self/oom_score_adj";
+    let set = |value: &str| {
+        let mut file = std::fs::OpenOptions::new().write(true).open(adjust).unwrap();
+        std::io::Write::write_all(&mut file, value.as_bytes()).unwrap();
+    };
+    let before = std::fs::read_to_string(adjust).unwrap();
+    set("123");
+    let guest = Guest::start_as_pid1();
+    let ran = guest
+        .run(sh("cat /proc/self/oom_score_adj; ulimit -Sn; ulimit -Hn; nice"))
+        .await
+        .unwrap();
+    // More than our own only where we may.
+    let own = rustix::process::getrlimit(rustix::process::Resource::Nofile)
+        .maximum
+        .unwrap();
+    let most = [524_288, own].map(|most| format!("0\n1024\n{most}\n0\n"));
+    assert!(most.contains(&ran.text().to_owned()), "{}", ran.text());
+    // The child's memory was ours when it put that down, but its adjustment was its own.
+    assert_eq!(std::fs::read_to_string(adjust).unwrap(), "123\n");
+    set(before.trim());
+    guest.end().await;
+}
+
+#[tokio::test]
+async fn leaves_are_used_again_unless_they_were_killed() {
+    let guest = Guest::start();
+    let before = guest.leaves();
+    for _ in 0..40 {
+        assert_eq!(guest.run(command(&[b"true"])).await.unwrap().code(), 0);
+    }
+    assert_eq!(guest.leaves(), before);
+    // As many kills as there are leaves, and each leaf still bears programs that live.
+    for _ in 0..before.len() + 1 {
+        let ran = guest.run(sh("sleep 1000 & exit 3")).await.unwrap();
+        assert_eq!((ran.code(), ran.exit.descendants_killed), (3, 1));
+    }
+    super::harness::eventually("as many leaves, others", || {
+        guest.leaves().len() == before.len() && guest.leaves() != before
+    })
+    .await;
+    for _ in 0..before.len() {
+        assert_eq!(guest.run(command(&[b"true"])).await.unwrap().code(), 0);
+    }
+    guest.end().await;
+}
+
+#[tokio::test]
 async fn what_this_version_does_not_do_is_refused() {
     let guest = Guest::start();
     let mut tty = sh("true");

@@ -227,7 +227,7 @@ async fn the_work_of_an_exec_is_counted() {
     let traced = |stdin| ExecStart {
         trace: true,
         stdin,
-        ..of(sh("echo x"))
+        ..of(sh("cat; echo x"))
     };
     let work = guest.run_start(traced(false)).await.unwrap().exit.work.unwrap();
     assert_eq!(
@@ -240,10 +240,9 @@ async fn the_work_of_an_exec_is_counted() {
     );
     let mut call = guest.begin(traced(true)).await.unwrap();
     call.send(M::Stdin(Bytes::from_static(b"x"))).await;
-    let held = call.input.take();
+    call.input = None;
     let work = call.finish().await.unwrap().exit.work.unwrap();
-    assert_eq!(work.tasks_spawned, 1);
-    drop(held);
+    assert_eq!((work.tasks_spawned, work.writes), (1, 1));
     assert_eq!(guest.run(sh("true")).await.unwrap().exit.work, None);
     guest.end().await;
 }
