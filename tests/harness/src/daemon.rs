@@ -357,7 +357,7 @@ impl Drop for Daemon {
             }
             process.kill_now();
             if let Some(group) = &group {
-                drop(fs::remove_dir(group));
+                process::remove_group(group);
             }
         }
     }

@@ -1,6 +1,11 @@
 //! Processes by pid and start time, which together are never reused.
 
-use std::{fs, os::fd::OwnedFd, path::Path, time::Duration};
+use std::{
+    fs,
+    os::{fd::OwnedFd, unix::fs::FileExt as _},
+    path::Path,
+    time::Duration,
+};
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
@@ -147,4 +152,35 @@ pub fn sandboxes(run_dir: &Path) -> Vec<(Process, Option<std::path::PathBuf>)> {
     }
     found.sort();
     found
+}
+
+/// Removes a control group that was killed, with those below it, once the last in it is dead. Gives up after a while:
+/// it is for clearing up.
+pub(crate) fn remove_group(group: &Path) {
+    if let Ok(events) = fs::File::open(group.join("cgroup.events")) {
+        let limit = Timespec::try_from(Duration::from_secs(10)).unwrap();
+        let is_populated = || {
+            let mut text = [0; 256];
+            // Reading takes note of the state, and the next change wakes the poll.
+            let length = events.read_at(&mut text, 0).unwrap_or(0);
+            String::from_utf8_lossy(&text[..length]).contains("populated 1")
+        };
+        while is_populated() {
+            let mut changed = [PollFd::new(&events, PollFlags::PRI)];
+            if !matches!(rustix::event::poll(&mut changed, Some(&limit)), Ok(1)) {
+                break;
+            }
+        }
+    }
+    remove_tree(group);
+}
+
+fn remove_tree(group: &Path) {
+    for entry in fs::read_dir(group).into_iter().flatten().flatten() {
+        if entry.path().is_dir() {
+            remove_tree(&entry.path());
+        }
+    }
+    // What is not empty after all stays, and is none of ours to judge.
+    drop(fs::remove_dir(group));
 }
