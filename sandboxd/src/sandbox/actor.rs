@@ -25,7 +25,7 @@ use crate::{
     random,
     telemetry::{
         chain,
-        metrics::{RefillStep, RefillTimes},
+        metrics::{Outcome, RefillStep, RefillTimes},
         span,
     },
     words::{Name, PoolKey, Size, Tier},
@@ -303,15 +303,9 @@ impl Actor {
         }
     }
 
-    /// Machine, link, identity: the chain of a making.
+    /// Brings it up, and tells how long the steps took and what came of it.
     async fn bring_up(&mut self, spec: &MakeSpec) -> Result<Transition, StepError> {
         let means = self.sandboxes.means();
-        let limits = means.deadlines;
-        let place = Place {
-            slot: self.sandbox.slot,
-            size: spec.size,
-            lane: spec.key.lane,
-        };
         let mut times = RefillTimes::start(means.clock.clone());
         // What is made on demand is a step of its claim, not a refill.
         let series = spec
@@ -323,6 +317,31 @@ impl Actor {
             if let Some(series) = &series {
                 series.done(&mut times, step);
             }
+        };
+        let brought = self.steps(spec, &mut done).await;
+        if let Some(series) = &series {
+            let outcome = if brought.is_ok() {
+                Outcome::Ok
+            } else {
+                Outcome::Failed
+            };
+            series.finish(&times, outcome);
+        }
+        brought
+    }
+
+    /// Machine, link, identity: the chain of a making.
+    async fn steps(
+        &mut self,
+        spec: &MakeSpec,
+        done: &mut (impl FnMut(RefillStep) + Send),
+    ) -> Result<Transition, StepError> {
+        let means = self.sandboxes.means();
+        let limits = means.deadlines;
+        let place = Place {
+            slot: self.sandbox.slot,
+            size: spec.size,
+            lane: spec.key.lane,
         };
         let (machine, hello_limit, mode) = match &spec.source {
             Source::Clone(capture) => {
