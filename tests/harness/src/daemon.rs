@@ -205,7 +205,7 @@ impl Daemon {
     }
 
     fn write_config(&self) {
-        fs::write(self.config_file(), self.setup.file(&self.dir())).unwrap();
+        fs::write(self.config_file(), self.setup.file(&self.dir(), &self.socket())).unwrap();
     }
 
     /// Puts other text in the place of what [`Setup::config`] gave; a reload or a new start reads it.
@@ -236,7 +236,15 @@ impl Daemon {
     /// Where it listens.
     #[must_use]
     pub fn address(&self) -> String {
-        format!("unix:{}", self.dir().join("api.sock").display())
+        format!("unix:{}", self.socket().display())
+    }
+
+    fn socket(&self) -> PathBuf {
+        if self.setup.socket_outside {
+            self.home.path().join("api.sock")
+        } else {
+            self.dir().join("api.sock")
+        }
     }
 
     /// A client with the rights of this process, an operator's.
