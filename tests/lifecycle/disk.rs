@@ -63,10 +63,12 @@ async fn c12_a_torn_end_costs_at_most_what_nobody_was_told() {
             }
         }
         let (code, report) = check(&daemon).await;
-        assert_eq!(code, 0, "{torn}: {report}");
-        assert!(report["torn"].is_string(), "{torn}: {report}");
+        // Bytes that no torn write leaves are told as damage, which is nobody's record.
+        let told = if torn == "garbage" { "damage" } else { "torn" };
+        assert_eq!(code, i32::from(told == "damage"), "{torn}: {report}");
+        assert!(report["torn"].is_string() == (told == "torn"), "{torn}: {report}");
         daemon.start_again().await;
-        assert!(daemon.log().contains("torn"), "{torn}");
+        assert!(daemon.log().contains(told), "{torn}");
         let rows = daemon.rows(&[State::Claimed]).await;
         assert_eq!(rows.len(), 2, "{torn}");
         let client = daemon.client().await;
@@ -151,7 +153,8 @@ async fn c14_a_journal_of_nonsense_is_kept_and_nothing_is_ended_on_its_word() {
     daemon.start_again().await;
     assert!(daemon.log().contains("damaged"), "{}", daemon.log());
     assert!(before.iter().all(|process| process.lives()));
-    assert_eq!(fs::read(&path).unwrap(), nonsense, "the bytes are kept");
+    let kept = fs::read(path.with_extension("damaged"));
+    assert_eq!(kept.unwrap(), nonsense, "the bytes are kept");
     // It serves, in places that nothing lies in.
     daemon.until_warm(2).await;
     let sandbox = daemon.client().await.claim("default").await.unwrap();
@@ -165,8 +168,10 @@ async fn o03_a_journal_of_a_newer_version_is_refused_by_name() {
     daemon.kill9().await;
     let path = segment(&daemon);
     let mut bytes = fs::read(&path).unwrap();
-    // Version behind the magic; the checksum of the header is of the 24 bytes before it.
+    // The version stands behind the magic; behind 24 bytes of both and more stands their checksum.
     bytes[8..12].copy_from_slice(&99_u32.to_le_bytes());
+    let sum = crc32c::crc32c(&bytes[..24]);
+    bytes[24..28].copy_from_slice(&sum.to_le_bytes());
     fs::write(&path, &bytes).unwrap();
     let before = fs::read(&path).unwrap();
     let refused = daemon.refuses_again().await;

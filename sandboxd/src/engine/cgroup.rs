@@ -48,11 +48,15 @@ fn name(inode: u64) -> String {
 }
 
 /// Makes a group, and gives the file through which a process enters it. An empty one that is left over from a machine
-/// whose directory had the same inode number is taken.
+/// whose directory had the same inode number makes room: it may have been killed, and since Linux 6.14 what is born below
+/// a group that ever was is killed at birth.
 pub(super) fn make(group: &Path) -> io::Result<OwnedFd> {
-    match fs::create_dir(group) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-        Ok(()) | Err(_) => {}
+    if let Err(error) = fs::create_dir(group) {
+        if error.kind() != io::ErrorKind::AlreadyExists {
+            return Err(error);
+        }
+        remove(group)?;
+        fs::create_dir(group)?;
     }
     let procs = File::options().write(true).open(group.join("cgroup.procs"))?;
     Ok(procs.into())

@@ -348,13 +348,10 @@ impl Drop for Daemon {
             running.process.kill_now();
         }
         for (process, group) in process::sandboxes(&self.dir()) {
+            process.kill_now();
             // What the sandbox's programs left behind ends with its group, where there is one.
             if let Some(group) = &group {
-                drop(fs::write(group.join("cgroup.kill"), "1"));
-            }
-            process.kill_now();
-            if let Some(group) = &group {
-                drop(fs::remove_dir(group));
+                process::end_group(group);
             }
         }
     }

@@ -1,6 +1,12 @@
 //! Processes by pid and start time, which together are never reused.
 
-use std::{fs, os::fd::OwnedFd, path::Path, time::Duration};
+use std::{
+    fs,
+    io::{Read as _, Seek as _},
+    os::fd::OwnedFd,
+    path::Path,
+    time::Duration,
+};
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
@@ -147,4 +153,38 @@ pub fn sandboxes(run_dir: &Path) -> Vec<(Process, Option<std::path::PathBuf>)> {
     }
     found.sort();
     found
+}
+
+/// Kills what is in a control group, waits until nothing is, and removes it with the groups below it. Gives up after a
+/// while: it is for clearing up.
+pub(crate) fn end_group(group: &Path) {
+    let Ok(mut events) = fs::File::open(group.join("cgroup.events")) else {
+        return;
+    };
+    fs::write(group.join("cgroup.kill"), "1").ok();
+    let limit = Timespec::try_from(Duration::from_secs(10)).unwrap();
+    loop {
+        let mut text = String::new();
+        events.rewind().unwrap();
+        // A group that is gone cannot be read.
+        let empty = events.read_to_string(&mut text).is_err() || text.contains("populated 0");
+        // The kernel signals a change of this file as priority.
+        let mut changed = [PollFd::new(&events, PollFlags::PRI)];
+        if empty || !matches!(rustix::event::poll(&mut changed, Some(&limit)), Ok(1)) {
+            break;
+        }
+    }
+    if let Err(error) = remove_group(group) {
+        eprintln!("{} is left: {error}", group.display());
+    }
+}
+
+fn remove_group(group: &Path) -> std::io::Result<()> {
+    for entry in fs::read_dir(group)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            remove_group(&entry.path())?;
+        }
+    }
+    fs::remove_dir(group)
 }
