@@ -1,6 +1,6 @@
 //! A sandbox in a claimer's hands.
 //!
-//! May call: client, retry, exec, error, tasks.
+//! May call: claim (what it was given), client, retry, exec, error, tasks, token.
 //! Never inside: how a claim is made.
 //! Cancel safety: a dropped [`release`](SandboxHandle::release) may or may not have ended the sandbox; asking again
 //! is harmless.

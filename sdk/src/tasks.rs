@@ -43,8 +43,11 @@ impl Tasks {
     /// # Panics
     /// Outside a tokio runtime; callers are async.
     pub(crate) fn here() -> Self {
+        let tracker = TaskTracker::new();
+        // A closed tracker still takes work, and waiting for it ends whenever there is none.
+        tracker.close();
         Self {
-            tracker: TaskTracker::new(),
+            tracker,
             runtime: Handle::current(),
         }
     }
@@ -54,10 +57,8 @@ impl Tasks {
         drop(self.tracker.spawn_on(future, &self.runtime));
     }
 
-    /// Waits until all that was started has ended. Cancel safe.
+    /// Waits until nothing that was started runs any more. Cancel safe.
     pub(crate) async fn join(&self) {
-        self.tracker.close();
         self.tracker.wait().await;
-        self.tracker.reopen();
     }
 }

@@ -420,6 +420,20 @@ async fn many_calls_share_one_connection() {
 }
 
 #[tokio::test]
+async fn inv_17_what_a_dropped_stream_held_is_given_back() {
+    let mock = Mock::start();
+    let client = client(&mock).await;
+    let sandbox = client.sandbox("sb_1", None);
+    // Together they hold more than the connection's window has.
+    for _ in 0..300 {
+        let mut stream = sandbox.exec(["flood", "10"]).stream().await.unwrap();
+        while !matches!(within(stream.next()).await, Some(Ok(Event::Stdout(_)))) {}
+    }
+    let output = within(sandbox.exec(["flood", "20"]).output()).await.unwrap();
+    assert_eq!(output.stdout.len(), 20 * 65_536);
+}
+
+#[tokio::test]
 async fn a_slow_call_holds_up_no_other() {
     let mock = Mock::start();
     let client = client(&mock).await;

@@ -11,8 +11,22 @@ const HOMES: &[(&str, &[&str])] = &[
     ("prometheus_client", &["sandboxd/src/telemetry/"]),
     ("toml", &["sandboxd/src/config/"]),
     ("clap", &["sandboxd/src/daemon/", "sdk/src/bin/sandboxctl/"]),
-    ("rustls", &["sandboxd/src/api/listen", "sdk/src/dial"]),
-    ("tokio_rustls", &["sandboxd/src/api/listen", "sdk/src/dial"]),
+    (
+        "rustls",
+        &[
+            "sandboxd/src/api/listen.rs",
+            "sandboxd/src/api/tls.rs",
+            "sdk/src/dial/",
+        ],
+    ),
+    (
+        "tokio_rustls",
+        &[
+            "sandboxd/src/api/listen.rs",
+            "sandboxd/src/api/tls.rs",
+            "sdk/src/dial/",
+        ],
+    ),
 ];
 
 /// The only files with unsafe code.

@@ -1,5 +1,6 @@
 //! Checks of the repository itself: who may depend on whom, licences, signs on the doors of rooms, sizes, homes of
-//! things, frozen protos, documents that are tables of code, and the files of `deploy`.
+//! things, frozen protos, documents that are tables of code, promises and their tests, links between pages, and the files
+//! of `deploy`.
 //!
 //! Each check is a function from what it reads to a list of complaints; beside the test that runs it on the tree stands
 //! one that runs it on something broken. `BLESS=1` writes the files that are made from code (docs/reasons.md and
@@ -19,6 +20,7 @@ mod homes;
 mod hygiene;
 mod invariants;
 mod licences;
+mod promises;
 mod protos;
 mod rooms;
 mod rust;

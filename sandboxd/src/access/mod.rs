@@ -9,6 +9,7 @@
 //! Cancel safety: nothing here awaits.
 
 mod decide;
+mod error;
 mod key;
 mod token;
 
@@ -16,47 +17,11 @@ use sandbox_protocol::id::SandboxId;
 
 pub use self::{
     decide::group_id,
+    error::AccessError,
     key::HostKey,
     token::{AccessToken, ClaimToken, TokenHash},
 };
 use crate::words::Name;
-
-/// What this room could not do.
-#[derive(Debug, thiserror::Error)]
-pub enum AccessError {
-    /// The host key cannot be read.
-    #[error("the host key cannot be read from {path}")]
-    KeyUnread {
-        /// Its file.
-        path: std::path::PathBuf,
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
-    /// The host key cannot be made.
-    #[error("the host key cannot be written to {path}")]
-    KeyUnwritten {
-        /// Its file.
-        path: std::path::PathBuf,
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
-    /// The file does not hold 32 bytes.
-    #[error("{path} is no host key; with another one, tokens of living claims stop working")]
-    KeyDamaged {
-        /// Its file.
-        path: std::path::PathBuf,
-    },
-    /// Others than the owner may read the file.
-    #[error("{path} may be read by others (mode {mode:o}); set it to 600")]
-    KeyExposed {
-        /// Its file.
-        path: std::path::PathBuf,
-        /// Its permission bits.
-        mode: u32,
-    },
-}
 
 /// Somebody whose say-so is proved.
 #[derive(Debug, Clone, PartialEq, Eq)]

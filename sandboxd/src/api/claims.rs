@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     access::{Caller, Principal},
-    claim::{ClaimError, Granted, Wanted, check_lease},
+    claim::{Ask, ClaimError, Granted, Wanted, check_lease},
     feed::{News, Reader},
     journal::AppendError,
     pool::LeaseBounds,
@@ -37,7 +37,11 @@ impl v1::claims_server::Claims for ClaimsService {
         request: Request<v1::ClaimsClaimRequest>,
     ) -> Result<Response<v1::ClaimsClaimReply>, Status> {
         let ctx = self.0.ctx(&request);
-        answer(&ctx, claim(&self.0, &ctx, request).await)
+        let trace = request.get_ref().trace;
+        match admit(&self.0, &ctx, request) {
+            Ok(ask) => answer(&ctx, claim(&self.0, ask, trace).await),
+            Err(refusal) => answer(&ctx, Err(refusal)),
+        }
     }
 
     async fn release(
@@ -80,20 +84,19 @@ impl v1::claims_server::Claims for ClaimsService {
     }
 }
 
-async fn claim(
-    desk: &Desk,
-    ctx: &Ctx,
-    request: Request<v1::ClaimsClaimRequest>,
-) -> Result<v1::ClaimsClaimReply, Refusal> {
+/// Everything about a claim that needs no waiting.
+fn admit(desk: &Desk, ctx: &Ctx, request: Request<v1::ClaimsClaimRequest>) -> Result<Ask, Refusal> {
     desk.serving()?;
     let principal = ctx.principal()?;
     let owner =
         owner(&principal).ok_or_else(|| Refusal::new(Reason::NotAllowed, "a claimer cannot claim"))?;
     let deadline = desk.deadline(&request);
-    let request = request.into_inner();
-    let trace = request.trace;
-    let ask = parse::ask(request, owner, deadline)?;
+    let ask = parse::ask(request.into_inner(), owner, deadline)?;
     may_claim(desk, &principal, &ask.from)?;
+    Ok(ask)
+}
+
+async fn claim(desk: &Desk, ask: Ask, trace: bool) -> Result<v1::ClaimsClaimReply, Refusal> {
     let (granted, counts) = if trace {
         let (granted, counts) = work::traced(Box::pin(desk.claims.claim(ask))).await;
         (granted, Some(counts.to_proto()))

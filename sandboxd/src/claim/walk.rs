@@ -11,6 +11,7 @@ use crate::{
     admission::Full,
     agent,
     clock::Tick,
+    faults,
     journal::{AppendError, Written},
     pool::{LeaseBounds, Pool, Pools, WaitEnd},
     random,
@@ -217,19 +218,25 @@ impl Claims {
         times: &mut ClaimTimes,
         served: &mut Option<Tier>,
     ) -> Result<Granted, ClaimError> {
-        let key_guard = match self.reserve(ask).await? {
-            Reserve::New(guard) => guard,
-            Reserve::Same(sandbox) => return self.same(sandbox),
+        let key_guard = match self.look_up(ask) {
+            None => None,
+            Some(Reserved::New(guard)) => Some(guard),
+            Some(held) => match Box::pin(self.held(ask, held)).await? {
+                Held::Free(guard) => guard,
+                Held::By(sandbox) => return Box::pin(self.again(sandbox, ask)).await,
+            },
         };
         times.done(ClaimStep::Key);
         let (sandbox, claim, written) = loop {
             let (warm, tier) = match terms.pool.as_ref().and_then(|pool| pool.take()) {
                 Some(warm) => (warm, Tier::Warm),
-                None => self.find(ask, terms, times).await?,
+                // The way round by the line and by clones is long; the way through stock stays small.
+                None => Box::pin(self.find(ask, terms, times)).await?,
             };
             times.done(ClaimStep::Take);
             *served = Some(tier);
             let claim = self.draw_up(ask, terms, tier);
+            faults::passage("claim.taken");
             match warm.claim(claim.clone()) {
                 Ok((sandbox, written)) => break (sandbox, claim, written),
                 // It died in our hand; the next one.
@@ -241,18 +248,21 @@ impl Claims {
             claims: self,
             sandbox: Some(Arc::clone(&sandbox)),
         };
-        let receipt = self
-            .sandboxes
-            .means()
-            .journal
-            .settle(written)
-            .await
-            .map_err(ClaimError::Journal)?;
+        let journal = &self.sandboxes.means().journal;
+        let receipt = if journal.waits_for_disk() {
+            Box::pin(journal.settle(written))
+                .await
+                .map_err(ClaimError::Journal)?
+        } else {
+            written
+        };
         times.done(ClaimStep::Record);
+        faults::passage("claim.recorded");
         if !ask.env.is_empty() || !ask.user.is_empty() {
-            self.tell_guest(&sandbox, ask).await?;
+            Box::pin(self.tell_guest(&sandbox, ask)).await?;
             times.done(ClaimStep::Setup);
         }
+        faults::passage("claim.told_guest");
         untold.sandbox = None;
         if let Some(guard) = key_guard {
             guard.fulfil(sandbox.id);
@@ -260,6 +270,7 @@ impl Claims {
         let token = ClaimToken::new(&self.host_key, claim.id);
         times.done(ClaimStep::Hand);
         tracing::info!(sandbox = %sandbox.id, tier = tier_text(*served), owner = &*claim.owner, "claimed");
+        faults::passage("claim.before_reply");
         Ok(Granted {
             sandbox,
             claim,
@@ -307,18 +318,22 @@ impl Claims {
         })
     }
 
-    async fn reserve(&self, ask: &Ask) -> Result<Reserve, ClaimError> {
-        let Some((key, digest)) = &ask.request else {
-            return Ok(Reserve::New(None));
-        };
+    /// Looks the request's key up, if it has one.
+    fn look_up(&self, ask: &Ask) -> Option<Reserved> {
+        let (key, digest) = ask.request.as_ref()?;
+        let known = |id| self.sandboxes.get(id).is_some();
+        Some(self.keys.reserve(&ask.owner, key, digest, known))
+    }
+
+    /// The key is held: by a claim, or by a request under way, which is waited for.
+    async fn held(&self, ask: &Ask, mut held: Reserved) -> Result<Held, ClaimError> {
         loop {
-            let known = |id| self.sandboxes.get(id).is_some();
-            match self.keys.reserve(&ask.owner, key, digest, known) {
-                Reserved::New(guard) => return Ok(Reserve::New(Some(guard))),
+            match held {
+                Reserved::New(guard) => return Ok(Held::Free(Some(guard))),
                 Reserved::Other => return Err(ClaimError::KeyReused),
                 Reserved::Same(id) => {
                     if let Some(sandbox) = self.sandboxes.get(id) {
-                        return Ok(Reserve::Same(sandbox));
+                        return Ok(Held::By(sandbox));
                     }
                 }
                 Reserved::Wait(mut through) => {
@@ -327,7 +342,22 @@ impl Claims {
                     self.within_deadline(ask, closed).await?;
                 }
             }
+            held = match self.look_up(ask) {
+                Some(held) => held,
+                None => return Ok(Held::Free(None)),
+            };
         }
+    }
+
+    /// A repeated request: the same claim and token.
+    async fn again(&self, sandbox: Arc<Sandbox>, ask: &Ask) -> Result<Granted, ClaimError> {
+        let granted = self.same(sandbox)?;
+        // Environment and user are in no record: a daemon that died between record and answer may not have told the
+        // guest. To one that was told the same again is nothing.
+        if !ask.env.is_empty() || !ask.user.is_empty() {
+            self.tell_guest(&granted.sandbox, ask).await?;
+        }
+        Ok(granted)
     }
 
     fn same(&self, sandbox: Arc<Sandbox>) -> Result<Granted, ClaimError> {
@@ -478,9 +508,10 @@ fn tier_text(tier: Option<Tier>) -> &'static str {
     tier.map_or("", Tier::as_str)
 }
 
-enum Reserve {
-    New(Option<KeyGuard>),
-    Same(Arc<Sandbox>),
+/// What a held key turned out to be.
+enum Held {
+    Free(Option<KeyGuard>),
+    By(Arc<Sandbox>),
 }
 
 /// The guest has this long to take environment and user; it answers in under a millisecond when it is well.

@@ -104,6 +104,15 @@ impl Journal {
         }
     }
 
+    /// Whether [`settle`](Self::settle) waits at all.
+    #[must_use]
+    pub fn waits_for_disk(&self) -> bool {
+        match self.inner.mode {
+            SyncMode::Auto => false,
+            SyncMode::Always => true,
+        }
+    }
+
     /// Whether the journal takes records, now and later.
     #[must_use]
     pub fn health(&self) -> watch::Receiver<Health> {

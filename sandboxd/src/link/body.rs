@@ -11,7 +11,7 @@ use http_body::{Frame, SizeHint};
 use tokio::task::JoinHandle;
 use tonic::body::Body;
 
-use super::{Link, LinkError, call::broken, signals::Place};
+use super::{Link, LinkError, call::broken, details::drop_undecodable, signals::Place};
 
 /// The body of a guest's reply, data and trailers. Room for more is given to the guest as frames are taken out of it.
 /// Dropped early, it resets the call.
@@ -132,7 +132,10 @@ impl Kept {
         }
         let trailers = ready!(self.stream.poll_trailers(cx));
         Poll::Ready(match trailers {
-            Ok(Some(trailers)) => Some(Ok(Frame::trailers(trailers))),
+            Ok(Some(mut trailers)) => {
+                drop_undecodable(&mut trailers);
+                Some(Ok(Frame::trailers(trailers)))
+            }
             Ok(None) => None,
             Err(error) => Some(Err(broken(error))),
         })

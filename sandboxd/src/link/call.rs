@@ -15,6 +15,7 @@ use http::uri::{Authority, PathAndQuery, Scheme};
 use http_body::Body as _;
 use tonic::body::Body;
 
+use super::details::drop_undecodable;
 use super::{
     Link, LinkBody, LinkError, Way, local,
     signals::{Place, Signals},
@@ -54,7 +55,7 @@ async fn kept(
     let (mut response, stream) = send.send_request(head, empty).map_err(unsendable)?;
     drop(send);
     let mut pump = (!empty).then(|| Pump::new(stream, body));
-    let response = poll_fn(|cx| {
+    let mut response = poll_fn(|cx| {
         if let Some(running) = &mut pump
             && let Poll::Ready(sent) = Pin::new(running).poll(cx)
         {
@@ -65,6 +66,7 @@ async fn kept(
     })
     .await?;
     signals.hear();
+    drop_undecodable(response.headers_mut());
     let pump = pump.map(|pump| {
         tasks::spawn("link-pump", async {
             // A body that failed has reset the stream, which the reader of the reply sees.

@@ -12,6 +12,7 @@
 mod allowance;
 mod body;
 mod call;
+mod details;
 mod error;
 mod greet;
 mod keep;

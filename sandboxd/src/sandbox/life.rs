@@ -354,6 +354,10 @@ pub struct Refused;
 ///
 /// # Errors
 /// [`Refused`] where there is no such edge.
+#[expect(
+    clippy::too_many_lines,
+    reason = "one table, read as a whole: every edge there is, and no other"
+)]
 pub fn step(life: &Life, event: Event) -> Result<Step, Refused> {
     let ending = |why: Why, claim: Option<Claim>, owed| Step {
         record: Some(Transition::Ending { why: why.to_string() }),

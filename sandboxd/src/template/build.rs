@@ -22,7 +22,9 @@ use crate::{
     clock::Tick,
     disk,
     engine::{Capture, CaptureManifest, ImageRef, Machine, Place, Port, PortName, Purpose},
+    faults,
     feed::{Feed, News, Reader},
+    image::Image,
     link::{self, Link, LinkError, Opened},
     random, tasks,
     telemetry::chain,
@@ -298,37 +300,7 @@ impl Bench<'_> {
     }
 
     async fn build(&mut self, spec: &Spec, key: &PoolKey, size: Size) -> Result<Capture, TemplateError> {
-        let means = &self.templates.0.means;
-        let staging = self.staging.clone();
-        let disk_error = |source| TemplateError::Disk {
-            path: staging.clone(),
-            source,
-        };
-        catalog::clear_dir(&staging)
-            .and_then(|()| disk::make_dir(&staging, 0o700))
-            .map_err(disk_error)?;
-        self.building
-            .feed
-            .tell(|| BuildEvent::Step(BuildStep::Boot, Duration::ZERO));
-        let (templates, from) = (self.templates.clone(), spec.clone());
-        let image = tasks::blocking("image", move || templates.open_image(&from))
-            .await
-            .map_err(|panicked| self.failed(panicked))??;
-        let place = Place {
-            slot: self.reservation.slot(),
-            size,
-            lane: key.lane,
-        };
-        let booting = means.engine.boot(&image, place, Purpose::Template);
-        let machine = timeout(BOOT, booting)
-            .await
-            .map_err(|_elapsed| self.failed(format_args!("no machine within {BOOT:?}")))?
-            .map_err(|source| TemplateError::Engine {
-                step: self.step,
-                source,
-            })?;
-        self.machine = Some(machine);
-
+        let image = self.boot(spec, key, size).await?;
         let opened = self.greet(BOOT).await?;
         self.enter(BuildStep::Agent);
         let hello = opened.hello.clone();
@@ -336,18 +308,18 @@ impl Bench<'_> {
         self.warm_up(spec, &opened.link).await?;
 
         self.enter(BuildStep::Quiesce);
-        self.within(
-            CONTROL,
-            agent::quiesce(&opened.link, agent::Quiesce::Template, CONTROL),
-        )
-        .await?;
+        let resting = agent::quiesce(&opened.link, agent::Quiesce::Template, CONTROL);
+        self.within(CONTROL, resting).await?;
         opened.link.close();
         drop(opened);
 
         self.enter(BuildStep::Capture);
+        let staging = self.staging.clone();
         let machine = self.machine.as_ref().ok_or(TemplateError::Cancelled)?;
         let captured = self.within(CAPTURE, machine.capture(&staging)).await?;
+        faults::passage("template.captured");
         self.stop_machine().await?;
+        let means = &self.templates.0.means;
         let manifest = CaptureManifest {
             format: CaptureManifest::FORMAT,
             facts: means.engine.facts(),
@@ -362,17 +334,49 @@ impl Bench<'_> {
             state: captured.state,
         };
         let capture = self.on_disk(move || Capture::seal(&staging, &manifest)).await?;
+        faults::passage("template.sealed");
         self.check(&capture, size, key).await?;
         drop(capture);
-        let (staging, target) = (
-            self.staging.clone(),
-            means.dir.join(key.template.as_str()).join(catalog::folder(key)),
-        );
-        let at = target.clone();
-        let put = self
-            .on_disk(move || catalog::put(&staging, &at).map(|()| at))
-            .await?;
-        self.on_disk(move || Capture::open(&put)).await
+        faults::passage("template.checked");
+        let target = means.dir.join(key.template.as_str()).join(catalog::folder(key));
+        let (staging, at) = (self.staging.clone(), target.clone());
+        self.on_disk(move || catalog::put(&staging, &at)).await?;
+        faults::passage("template.put");
+        self.on_disk(move || Capture::open(&target)).await
+    }
+
+    /// An empty folder, the image, and a machine that boots it.
+    async fn boot(&mut self, spec: &Spec, key: &PoolKey, size: Size) -> Result<Image, TemplateError> {
+        let means = &self.templates.0.means;
+        let staging = self.staging.clone();
+        let disk_error = |source| TemplateError::Disk {
+            path: staging.clone(),
+            source,
+        };
+        catalog::clear_dir(&staging)
+            .and_then(|()| disk::make_dir(&staging, 0o700))
+            .map_err(disk_error)?;
+        self.building
+            .feed
+            .tell(|| BuildEvent::Step(BuildStep::Boot, Duration::ZERO));
+        let (templates, from) = (self.templates.clone(), spec.clone());
+        let opening = tasks::blocking("image", move || templates.open_image(&from));
+        let image = opening.await.map_err(|panicked| self.failed(panicked))??;
+        let place = Place {
+            slot: self.reservation.slot(),
+            size,
+            lane: key.lane,
+        };
+        let booting = means.engine.boot(&image, place, Purpose::Template);
+        let booted = timeout(BOOT, booting).await;
+        let booted = booted.map_err(|_elapsed| self.failed(format_args!("no machine within {BOOT:?}")))?;
+        let machine = booted.map_err(|source| TemplateError::Engine {
+            step: self.step,
+            source,
+        })?;
+        self.machine = Some(machine);
+        faults::passage("template.booted");
+        Ok(image)
     }
 
     /// Work on the disk, off the runtime's threads.

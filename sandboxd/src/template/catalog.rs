@@ -146,14 +146,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let staging = dir.path().join(format!("{STAGING}0001"));
         fs::create_dir(&staging).unwrap();
-        fs::write(staging.join("half"), b"x").unwrap();
+        disk::write_atomic(&staging.join("half"), b"x", 0o600).unwrap();
         assert!(scan(dir.path()).unwrap().is_empty());
         assert!(!staging.exists(), "what was never finished is removed");
 
         let target = dir.path().join("default").join("none-small");
         for content in ["one", "two"] {
             fs::create_dir(&staging).unwrap();
-            fs::write(staging.join("ram"), content).unwrap();
+            disk::write_atomic(&staging.join("ram"), content.as_bytes(), 0o600).unwrap();
             put(&staging, &target).unwrap();
             assert_eq!(fs::read_to_string(target.join("ram")).unwrap(), content);
             assert!(!staging.exists());

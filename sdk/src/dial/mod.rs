@@ -146,7 +146,17 @@ impl Shared {
     async fn dial(&self) -> io::Result<Open> {
         match self.address.place() {
             Place::Unix(path) => start(UnixStream::connect(path).await?, false).await,
-            Place::Loopback { host, port } => start(tcp(host, *port).await?, true).await,
+            Place::Loopback { host, port } => {
+                let stream = tcp(host, *port).await?;
+                // `localhost` is a name, and names lead anywhere.
+                if !stream.peer_addr()?.ip().is_loopback() {
+                    return Err(io::Error::new(
+                        io::ErrorKind::InvalidInput,
+                        "plain HTTP is for loopback only",
+                    ));
+                }
+                start(stream, true).await
+            }
             Place::Tls { host, name, port } => {
                 let config = self.tls.clone().ok_or(io::ErrorKind::InvalidInput)?;
                 let connector = tokio_rustls::TlsConnector::from(config);

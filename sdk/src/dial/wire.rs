@@ -102,8 +102,17 @@ async fn upload(mut stream: SendStream<Bytes>, mut body: Body, mut data: Bytes) 
     loop {
         while !data.is_empty() {
             stream.reserve_capacity(data.len());
-            let room = std::future::poll_fn(|cx| stream.poll_capacity(cx)).await;
-            let Some(Ok(room)) = room else { return };
+            let room = match stream.capacity() {
+                // h2 tells of growth only: room that is there already must not be waited for.
+                0 => match std::future::poll_fn(|cx| stream.poll_capacity(cx)).await {
+                    Some(Ok(room)) => room,
+                    Some(Err(_)) | None => return,
+                },
+                room => room,
+            };
+            if room == 0 {
+                continue;
+            }
             let piece = data.split_to(room.min(data.len()));
             if stream.send_data(piece, false).is_err() {
                 return;

@@ -200,7 +200,7 @@ pub(crate) struct ClaimArgs {
     /// Environment variable of all that runs in it; may be repeated.
     #[arg(long = "env", value_name = "K=V")]
     pub(crate) env: Vec<OsString>,
-    /// User of commands that name none: name or number, [:group].
+    /// User of commands that name none: name or number, with `:group` if wanted.
     #[arg(long, value_name = "U")]
     pub(crate) user: Option<OsString>,
     /// Count the exact work.
@@ -222,7 +222,7 @@ pub(crate) struct How {
     /// Environment variable; may be repeated.
     #[arg(long = "env", value_name = "K=V")]
     pub(crate) env: Vec<OsString>,
-    /// User: name or number, [:group].
+    /// User: name or number, with `:group` if wanted.
     #[arg(long, value_name = "U")]
     pub(crate) user: Option<OsString>,
     /// Kill the command after this time and exit with 124.

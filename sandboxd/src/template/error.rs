@@ -1,0 +1,94 @@
+//! Why there is no template.
+
+use std::{path::PathBuf, sync::Arc};
+
+use sandbox_protocol::reason::Reason;
+
+use super::BuildStep;
+use crate::{
+    admission::Full,
+    engine::EngineError,
+    image::ImageError,
+    words::{Name, PoolKey},
+};
+
+/// Why there is no template.
+#[derive(Debug, thiserror::Error)]
+pub enum TemplateError {
+    /// No template of that name.
+    #[error("there is no template {0}")]
+    NotFound(Name),
+    /// No size of that name.
+    #[error("there is no size {0}")]
+    SizeNotFound(Name),
+    /// The variant exists, and was not to be replaced.
+    #[error("template {} exists for lane {} and size {}", .0.template, .0.lane, .0.size)]
+    Exists(PoolKey),
+    /// Its image cannot be used.
+    #[error("its image cannot be used")]
+    Image(#[source] ImageError),
+    /// There is no room for the VM that builds it.
+    #[error("the node has no room for the build: {0}")]
+    Capacity(Full),
+    /// A step of the build failed.
+    #[error("the build failed at step {step}: {why}")]
+    Failed {
+        /// The step.
+        step: BuildStep,
+        /// The error and its causes, and the end of the console or of the warm-up's output.
+        why: String,
+    },
+    /// Its agent and this daemon have no protocol in common.
+    #[error("its agent speaks another protocol: {0}")]
+    TooOld(String),
+    /// The machine could not be driven.
+    #[error("the machine failed at step {step}")]
+    Engine {
+        /// The step.
+        step: BuildStep,
+        /// The engine's error.
+        #[source]
+        source: EngineError,
+    },
+    /// The disk did not take it.
+    #[error("cannot keep the template in {}", path.display())]
+    Disk {
+        /// Where.
+        path: PathBuf,
+        /// The kernel's reason.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A build that others waited for failed.
+    #[error("{0}")]
+    Shared(Arc<TemplateError>),
+    /// Nobody wanted it any more, or the daemon stops.
+    #[error("the build was cancelled")]
+    Cancelled,
+}
+
+impl TemplateError {
+    /// Its reason at the border.
+    #[must_use]
+    pub fn reason(&self) -> Reason {
+        match self {
+            Self::NotFound(_) => Reason::TemplateNotFound,
+            Self::SizeNotFound(_) => Reason::SizeNotFound,
+            Self::Exists(_) => Reason::TemplateExists,
+            Self::Image(ImageError::NotFound { .. }) => Reason::ImageNotFound,
+            Self::Image(ImageError::Damaged { .. } | ImageError::Read { .. }) => Reason::ImageDamaged,
+            Self::Capacity(_) => Reason::Capacity,
+            Self::Failed { .. } | Self::Engine { .. } | Self::Disk { .. } | Self::Cancelled => {
+                Reason::TemplateFailed
+            }
+            Self::TooOld(_) => Reason::TemplateTooOld,
+            Self::Shared(error) => error.reason(),
+        }
+    }
+
+    /// The error and its causes in one line.
+    #[must_use]
+    pub fn chain(&self) -> String {
+        crate::telemetry::chain(self)
+    }
+}

@@ -1,0 +1,123 @@
+//! `sandbox-bench`: what the daemon costs, measured from outside. Counts first; timings are ratios between arms of one
+//! run, interleaved A B B A on one connection. Writes `<part>.json` and `<part>.md` into the folder of `--out`.
+//!
+//! The client has one thread and drives its connection on it, so that the empty call, which everything is compared
+//! with, is as cheap as it can be.
+
+mod arm;
+mod claim;
+mod daemon;
+mod host;
+mod report;
+mod rows;
+mod stock;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use anyhow::{Context as _, Result, bail};
+
+const USAGE: &str = "usage: sandbox-bench --out DIR --bin DIR --image DIR [--no-vms] [--write-docs] [claim]";
+
+/// What is asked for.
+#[derive(Debug)]
+pub(crate) struct Bench {
+    /// Where results go, and the state of the daemons that are measured: a disk.
+    pub(crate) out: PathBuf,
+    /// Where the programs are.
+    pub(crate) bin: PathBuf,
+    /// The guests' image.
+    pub(crate) image: PathBuf,
+    /// Whether virtual machines are measured too.
+    pub(crate) vms: bool,
+    write_docs: bool,
+}
+
+impl Bench {
+    fn of(args: impl Iterator<Item = String>) -> Result<Self> {
+        let (mut out, mut bin, mut image) = (None, None, None);
+        let (mut vms, mut write_docs) = (true, false);
+        let mut args = args;
+        while let Some(arg) = args.next() {
+            let mut value = || args.next().map(PathBuf::from).context(USAGE);
+            match arg.as_str() {
+                "--out" => out = Some(value()?),
+                "--bin" => bin = Some(value()?),
+                "--image" => image = Some(value()?),
+                "--no-vms" => vms = false,
+                "--write-docs" => write_docs = true,
+                // The only part there is.
+                "claim" => {}
+                other => bail!("{other}: unknown\n{USAGE}"),
+            }
+        }
+        let there = |path: Option<PathBuf>| {
+            let path = path.context(USAGE)?;
+            path.canonicalize().with_context(|| path.display().to_string())
+        };
+        let image = image.context(USAGE)?;
+        Ok(Self {
+            out: there(out)?,
+            bin: there(bin)?,
+            // The stub engine needs none.
+            image: image
+                .canonicalize()
+                .or_else(|error| {
+                    if vms {
+                        Err(error)
+                    } else {
+                        std::path::absolute(&image)
+                    }
+                })
+                .with_context(|| image.display().to_string())?,
+            vms,
+            write_docs,
+        })
+    }
+
+    /// Tells a person how far it is.
+    #[expect(clippy::print_stderr, reason = "the printer of a program that is run by hand")]
+    pub(crate) fn say(&self, text: &str) {
+        eprintln!("bench: {text}");
+    }
+}
+
+async fn run(bench: &Bench) -> Result<String> {
+    let results = claim::run(bench).await?;
+    let report = report::claim(&results);
+    let write = async |name: &str, text: &str| {
+        let path = bench.out.join(name);
+        tokio::fs::write(&path, text)
+            .await
+            .with_context(|| path.display().to_string())
+    };
+    write("claim.json", &format!("{results:#}\n")).await?;
+    write("claim.md", &report).await?;
+    if bench.write_docs {
+        report::write_docs(&report).await?;
+    }
+    Ok(report)
+}
+
+#[expect(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "the printer of a program that is run by hand"
+)]
+fn main() -> ExitCode {
+    let outcome = Bench::of(std::env::args().skip(1)).and_then(|bench| {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        runtime.block_on(Box::pin(run(&bench)))
+    });
+    match outcome {
+        Ok(report) => {
+            println!("{report}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("bench: {error:?}");
+            ExitCode::FAILURE
+        }
+    }
+}
