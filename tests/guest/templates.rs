@@ -35,8 +35,11 @@ fn request(name: &str, warmup: &[&str]) -> TemplatesBuildRequest {
 
 async fn build(client: &Client, name: &str, warmup: &[&str]) -> (Vec<Kind>, Result<Template, Error>) {
     let mut steps = Vec::new();
-    let build = client.templates().build(request(name, warmup)).await.unwrap();
-    let template = within(HANG * 2, build.finish(|step| steps.push(step.kind()))).await;
+    // What is refused at once is refused by the call, the rest by its stream.
+    let template = match client.templates().build(request(name, warmup)).await {
+        Ok(build) => within(HANG * 2, build.finish(|step| steps.push(step.kind()))).await,
+        Err(error) => Err(error),
+    };
     (steps, template)
 }
 
