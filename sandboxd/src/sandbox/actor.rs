@@ -20,7 +20,7 @@ use super::{
 use crate::{
     admission::{Full, Reservation},
     agent::{self, AgentError, RenewMode, RenewSpec},
-    engine::{Capture, EngineError, Identity, Machine, Place, Port, PortName, Purpose},
+    engine::{Capture, EngineError, ExitReport, Identity, Machine, Place, Port, PortName, Purpose},
     faults,
     image::Image,
     journal::{AppendError, SandboxRow, Transition},
@@ -79,6 +79,8 @@ enum StepError {
     Late { step: &'static str, limit: Duration },
     #[error("start")]
     Engine(#[source] EngineError),
+    #[error("the machine ended: {0}")]
+    Exited(ExitReport),
     #[error("link")]
     Link(#[source] link::LinkError),
     #[error("agent")]
@@ -259,6 +261,9 @@ impl Meter {
     }
 }
 
+/// A machine that dies closes its ports a moment before its process is seen to have ended: for so long a broken port waits
+/// for the better reason.
+const DYING: Duration = Duration::from_secs(1);
 /// How often a guest's wall clock is looked after.
 const CLOCK_EVERY: Duration = Duration::from_secs(600);
 
@@ -442,7 +447,7 @@ impl Actor {
             () = sandbox.wake.notified() => Err(Why::of(WhyKind::Released)),
             () = owners.stopping() => return,
             taken = Box::pin(self.take_up(identity, size)) => taken.map_err(|error| match &error {
-                StepError::Engine(EngineError::Gone { .. }) => Why::with(WhyKind::LostOnRestart, chain(&error)),
+                StepError::Engine(EngineError::Gone { .. }) | StepError::Exited(_) => Why::with(WhyKind::LostOnRestart, chain(&error)),
                 StepError::Late { .. } | StepError::Engine(_) | StepError::Link(_) | StepError::Agent(_)
                 | StepError::NotReady(_) | StepError::Foreign => {
                     Why::with(WhyKind::AgentLost, chain(&error))
@@ -538,28 +543,39 @@ impl Actor {
         Box::pin(self.end()).await;
     }
 
-    /// The link broke while the machine lives. A warm one ends; a claimed one's link must be back in time.
+    /// The link broke. That of a claimed one must be back in time; a warm one ends.
     async fn relink(&mut self, lost: &str) -> bool {
         let sandbox = Arc::clone(&self.sandbox);
         let means = self.sandboxes.means();
-        let gone = |detail: String| Event::Died(Why::with(WhyKind::AgentLost, detail));
-        let Some(machine) = self
-            .machine
-            .as_ref()
-            .filter(|_| sandbox.with_life(|life| matches!(life, Life::Claimed(_))))
-        else {
-            drop(sandbox.apply(&self.sandboxes, gone(lost.to_owned())));
+        let Some(machine) = &self.machine else {
             return false;
         };
+        // From here on no claim is given it.
         sandbox.set_link(None);
+        let opened = async {
+            if sandbox.with_life(|life| matches!(life, Life::Claimed(_))) {
+                let opening = open_link(machine.as_ref(), &self.sandboxes, means.deadlines.relink);
+                return opening.await.map_err(|error| match &error {
+                    StepError::Exited(report) => Why::with(WhyKind::VmExited, report),
+                    StepError::Late { .. }
+                    | StepError::Engine(_)
+                    | StepError::Link(_)
+                    | StepError::Agent(_)
+                    | StepError::NotReady(_)
+                    | StepError::Foreign => {
+                        Why::with(WhyKind::AgentLost, format_args!("{lost}; {}", chain(&error)))
+                    }
+                });
+            }
+            match timeout(DYING, machine.exited()).await {
+                Ok(report) => Err(Why::with(WhyKind::VmExited, report)),
+                Err(_lives) => Err(Why::with(WhyKind::AgentLost, lost)),
+            }
+        };
         let opened = tokio::select! {
             biased;
             () = sandbox.wake.notified() => return false,
-            report = machine.exited() => {
-                drop(sandbox.apply(&self.sandboxes, Event::Died(Why::with(WhyKind::VmExited, report))));
-                return false;
-            }
-            opened = open_link(machine.as_ref(), &self.sandboxes, means.deadlines.relink) => opened,
+            opened = opened => opened,
         };
         match opened {
             Ok(opened) => {
@@ -567,8 +583,8 @@ impl Actor {
                 sandbox.set_link(Some(opened.link));
                 true
             }
-            Err(error) => {
-                drop(sandbox.apply(&self.sandboxes, gone(format!("{lost}; {}", chain(&error)))));
+            Err(why) => {
+                drop(sandbox.apply(&self.sandboxes, Event::Died(why)));
                 false
             }
         }
@@ -659,11 +675,27 @@ pub(crate) fn renewal(mode: RenewMode, sandbox: SandboxId) -> RenewSpec {
     }
 }
 
+/// Connects to the agent and greets it, unless the machine ends first.
 async fn open_link(
     machine: &dyn Machine,
     sandboxes: &Sandboxes,
     limit: Duration,
 ) -> Result<Opened, StepError> {
+    let opening = async {
+        let opened = greet(machine, sandboxes, limit).await;
+        if opened.is_err() {
+            tokio::time::sleep(DYING).await;
+        }
+        opened
+    };
+    tokio::select! {
+        biased;
+        report = machine.exited() => Err(StepError::Exited(report)),
+        opened = opening => opened,
+    }
+}
+
+async fn greet(machine: &dyn Machine, sandboxes: &Sandboxes, limit: Duration) -> Result<Opened, StepError> {
     let port = within(
         "connect",
         limit,
