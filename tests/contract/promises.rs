@@ -110,7 +110,10 @@ fn empty_promises_and_dead_links_are_told() {
             SPECIFICATION,
             "- **A1.** Kept. Proof: `a/b.rs::proof`\n- **A2.** `a/b.rs::comment`\n- **A1.** *pending*\n- **A3.** Hm.\nText.",
         ),
-        File::new("docs/x.md", "[a](../a) [b](../a/b.rs#x) [c](y.md) [d](https://x.y/z) [e](#here)"),
+        File::new(
+            "docs/x.md",
+            "[a](../a) [b](../a/b.rs#x) [c](y.md) [d](https://x.y/z) [e](#here)",
+        ),
     ];
     assert_eq!(
         broken_promises(&files),

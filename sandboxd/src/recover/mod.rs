@@ -8,21 +8,22 @@
 //! Cancel safety: every step repeats safely; a start that is cut short is a start from the same records.
 
 mod plan;
+mod strays;
 
 use std::sync::Arc;
 
 use futures_util::{StreamExt as _, stream};
 use sandbox_protocol::id::SandboxId;
 
-pub use self::plan::{Fate, Host, plan};
+pub use self::{
+    plan::{Fate, Host, plan},
+    strays::{Stray, hold, strays},
+};
 use crate::{
     admission::Reservation,
     claim::Claims,
-    engine::Engine,
     journal::{RowState, SandboxRow, State},
-    names::SlotNumber,
     sandbox::{Adoptable, Warm, adoptable},
-    telemetry::chain,
     words::{MemBytes, Size, Vcpus},
 };
 
@@ -51,13 +52,6 @@ pub struct Later(Vec<Waiting>);
 struct Waiting {
     adoptable: Adoptable,
     size: Size,
-    reservation: Option<Reservation>,
-}
-
-/// A slot that something without a record lies in, held so that nothing new takes it.
-#[derive(Debug)]
-pub struct Stray {
-    slot: SlotNumber,
     reservation: Option<Reservation>,
 }
 
@@ -157,45 +151,6 @@ fn reserve(claims: &Claims, row: &SandboxRow) -> Option<Reservation> {
     reserved
         .inspect_err(|error| tracing::error!(slot = %row.slot, %error, "two rows have one slot"))
         .ok()
-}
-
-/// Takes the places of what lies on the host in no record, before anything new can.
-pub fn hold(claims: &Claims, slots: &[SlotNumber]) -> Vec<Stray> {
-    let admission = &claims.sandboxes.means().admission;
-    let held = slots.iter().map(|slot| Stray {
-        slot: *slot,
-        reservation: admission.adopt(*slot, NOTHING).ok(),
-    });
-    held.collect()
-}
-
-/// Ends what lies on the host in no record. Where records are damaged beyond a torn tail it is told and left alone, its
-/// slot kept out of use.
-pub async fn strays(engine: &Arc<dyn Engine>, strays: Vec<Stray>, damaged: bool) -> usize {
-    let count = strays.len();
-    for Stray { slot, reservation } in strays {
-        let ended = if damaged {
-            None
-        } else {
-            Some(engine.reap(slot).await)
-        };
-        match ended {
-            Some(Ok(())) => {
-                tracing::info!(%slot, "on the host and in no record: ended");
-                continue;
-            }
-            Some(Err(error)) => {
-                tracing::error!(%slot, error = %chain(&error), "cannot be ended: its slot is kept out of use");
-            }
-            None => {
-                tracing::error!(%slot, "on the host and in no record, and records are damaged: left alone, its slot is kept out of use");
-            }
-        }
-        if let Some(reservation) = reservation {
-            reservation.quarantine();
-        }
-    }
-    count
 }
 
 /// Of what has no record nothing is known but its slot.
