@@ -3,6 +3,18 @@
 //!
 //! Codes such as `c02_` are those of the kinds of failure in CONTRIBUTING.md.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test fails by panicking"
+)]
 
+mod access;
+mod claims;
+mod failing;
+mod node;
+mod reflect;
 mod restart;
+mod rows;
+mod stock;
+mod storm;

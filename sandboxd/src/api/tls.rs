@@ -19,10 +19,16 @@ const PEM: u64 = 1024 * 1024;
 /// Files of a certificate chain and its key, and what was last read of them that works.
 #[derive(Debug)]
 pub struct Certificates {
+    files: Mutex<Files>,
+    good: ArcSwap<ServerConfig>,
+}
+
+/// Which files, and as what they were seen last.
+#[derive(Debug)]
+struct Files {
     cert: PathBuf,
     key: PathBuf,
-    good: ArcSwap<ServerConfig>,
-    seen: Mutex<[Stamp; 2]>,
+    seen: [Stamp; 2],
 }
 
 /// By what a changed file is known: device, inode, size, and time of change in nanoseconds.
@@ -37,27 +43,31 @@ impl Certificates {
         let seen = [stamp(&cert), stamp(&key)];
         let config = read(&cert, &key)?;
         Ok(Self {
-            cert,
-            key,
+            files: Mutex::new(Files { cert, key, seen }),
             good: ArcSwap::from(config),
-            seen: Mutex::new(seen),
         })
+    }
+
+    /// Takes other files, which were opened just now, in the place of its own. The next connection meets them.
+    pub fn replace(&self, other: Self) {
+        let Self { files, good } = other;
+        let mut mine = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        *mine = files.into_inner().unwrap_or_else(PoisonError::into_inner);
+        self.good.store(good.into_inner());
     }
 
     /// What to meet the next connection with. Costs two looks at files; a change of either is read at once, and one
     /// that does not work is told once and the old kept.
     pub fn now(&self) -> Arc<ServerConfig> {
-        let stamps = [stamp(&self.cert), stamp(&self.key)];
-        {
-            let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-            if *seen == stamps {
-                return self.good.load_full();
-            }
-            *seen = stamps;
+        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let stamps = [stamp(&files.cert), stamp(&files.key)];
+        if files.seen == stamps {
+            return self.good.load_full();
         }
-        match read(&self.cert, &self.key) {
+        files.seen = stamps;
+        match read(&files.cert, &files.key) {
             Ok(config) => {
-                tracing::info!(cert = %self.cert.display(), "TLS certificate read anew");
+                tracing::info!(cert = %files.cert.display(), "TLS certificate read anew");
                 self.good.store(config);
             }
             Err(error) => tracing::warn!(

@@ -11,6 +11,7 @@ use crate::{
     admission::Full,
     agent,
     clock::Tick,
+    faults,
     journal::{AppendError, Written},
     pool::{LeaseBounds, Pool, Pools, WaitEnd},
     random,
@@ -222,7 +223,7 @@ impl Claims {
             Some(Reserved::New(guard)) => Some(guard),
             Some(held) => match Box::pin(self.held(ask, held)).await? {
                 Held::Free(guard) => guard,
-                Held::By(sandbox) => return self.same(sandbox),
+                Held::By(sandbox) => return Box::pin(self.again(sandbox, ask)).await,
             },
         };
         times.done(ClaimStep::Key);
@@ -235,6 +236,7 @@ impl Claims {
             times.done(ClaimStep::Take);
             *served = Some(tier);
             let claim = self.draw_up(ask, terms, tier);
+            faults::passage("claim.taken");
             match warm.claim(claim.clone()) {
                 Ok((sandbox, written)) => break (sandbox, claim, written),
                 // It died in our hand; the next one.
@@ -255,10 +257,12 @@ impl Claims {
             written
         };
         times.done(ClaimStep::Record);
+        faults::passage("claim.recorded");
         if !ask.env.is_empty() || !ask.user.is_empty() {
             Box::pin(self.tell_guest(&sandbox, ask)).await?;
             times.done(ClaimStep::Setup);
         }
+        faults::passage("claim.told_guest");
         untold.sandbox = None;
         if let Some(guard) = key_guard {
             guard.fulfil(sandbox.id);
@@ -266,6 +270,7 @@ impl Claims {
         let token = ClaimToken::new(&self.host_key, claim.id);
         times.done(ClaimStep::Hand);
         tracing::info!(sandbox = %sandbox.id, tier = tier_text(*served), owner = &*claim.owner, "claimed");
+        faults::passage("claim.before_reply");
         Ok(Granted {
             sandbox,
             claim,
@@ -342,6 +347,17 @@ impl Claims {
                 None => return Ok(Held::Free(None)),
             };
         }
+    }
+
+    /// A repeated request: the same claim and token.
+    async fn again(&self, sandbox: Arc<Sandbox>, ask: &Ask) -> Result<Granted, ClaimError> {
+        let granted = self.same(sandbox)?;
+        // Environment and user are in no record: a daemon that died between record and answer may not have told the
+        // guest. To one that was told the same again is nothing.
+        if !ask.env.is_empty() || !ask.user.is_empty() {
+            self.tell_guest(&granted.sandbox, ask).await?;
+        }
+        Ok(granted)
     }
 
     fn same(&self, sandbox: Arc<Sandbox>) -> Result<Granted, ClaimError> {

@@ -25,7 +25,7 @@ pub use self::{
     dev::{DevError, DevOptions},
     mistake::{Mistake, Mistakes},
     pool::{PoolFault, PoolFields},
-    reload::{Diff, diff},
+    reload::{Diff, diff, in_force},
     types::{
         AccelWish, Access, Config, Engine, ImageName, Journal, Listen, Log, LogFormat, Node, PoolConfig,
         Role, Stub, StubAgent, Sync, Tcp, Template, Tenant, TenantPools, Tls, Token,

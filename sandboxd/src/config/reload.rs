@@ -1,8 +1,8 @@
-//! What a new configuration changes, and what of that needs a restart. Pure.
+//! What a new configuration changes, what of that needs a restart, and what is in force until then. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::types::{Config, Tcp};
+use super::types::{Config, Listen, Log, Tcp};
 use crate::words::Name;
 
 /// Dotted keys that differ, each in one of the two lists.
@@ -86,6 +86,29 @@ fn tcp(old: Option<&Tcp>, new: Option<&Tcp>, diff: &mut Diff) {
             diff.needs_restart.push("listen.tcp".to_owned());
         }
         (Some(_) | None, Some(_) | None) => {}
+    }
+}
+
+/// What is in force once `new` was read: what needs a restart stays as it was, so that the next reload tells it again.
+#[must_use]
+pub fn in_force(old: &Config, new: &Config) -> Config {
+    let tcp = match (&old.listen.tcp, &new.listen.tcp) {
+        (Some(Tcp::Tls(addr, _)), Some(Tcp::Tls(_, files))) => Some(Tcp::Tls(*addr, files.clone())),
+        (Some(_) | None, Some(_) | None) => old.listen.tcp.clone(),
+    };
+    Config {
+        node: old.node.clone(),
+        listen: Listen {
+            tcp,
+            ..old.listen.clone()
+        },
+        engine: old.engine.clone(),
+        journal: old.journal.clone(),
+        log: Log {
+            filter: new.log.filter.clone(),
+            format: old.log.format,
+        },
+        ..new.clone()
     }
 }
 

@@ -339,6 +339,20 @@ fn a_reload_names_what_changes_and_what_has_to_wait() {
         ))
     };
     assert_eq!(diff(&tls("/a"), &tls("/b")).changed, ["listen.tls"]);
+    // What has to wait is told again at the next reload; what does not is in force.
+    let moved = good("listen = { tcp = \"[::]:6\", tls = { cert = \"/c\", key = \"/b\" } }");
+    for (old, new) in [
+        (&old, &new),
+        (&new, &old),
+        (&tls("/a"), &moved),
+        (&tls("/a"), &good("")),
+    ] {
+        let (wanted, now) = (diff(old, new), in_force(old, new));
+        assert_eq!(diff(old, &now).changed, wanted.changed);
+        assert!(diff(old, &now).needs_restart.is_empty());
+        assert!(diff(&now, new).changed.is_empty());
+        assert_eq!(diff(&now, new).needs_restart, wanted.needs_restart);
+    }
     assert_eq!(diff(&good(""), &tls("/b")).needs_restart, ["listen.tcp"]);
 }
 

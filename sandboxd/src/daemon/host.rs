@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     path::PathBuf,
-    sync::{Arc, OnceLock, Weak},
+    sync::{Arc, Mutex, OnceLock, PoisonError, Weak},
 };
 
 use arc_swap::ArcSwap;
@@ -12,7 +12,7 @@ use super::{engines, listen};
 use crate::{
     access::Access,
     api::{
-        AccessNow,
+        AccessNow, Certificates,
         desk::{Desk, Host, Reloaded},
     },
     claim::Claims,
@@ -21,7 +21,7 @@ use crate::{
     doctor::{self, Check},
     engine::Engine,
     pool::{LeaseBounds, Source, Spec as PoolSpec},
-    telemetry::log::Logging,
+    telemetry::{chain, log::Logging},
     template::Spec as TemplateSpec,
     words::{MemBytes, Name},
 };
@@ -37,6 +37,9 @@ pub(super) struct DaemonHost {
     engine: Arc<dyn Engine>,
     started_at: WallTime,
     desk: OnceLock<Desk>,
+    certificates: OnceLock<Arc<Certificates>>,
+    /// One reload at a time: a call and a signal may want one together.
+    reloading: Mutex<()>,
 }
 
 impl DaemonHost {
@@ -60,6 +63,8 @@ impl DaemonHost {
             engine,
             started_at,
             desk: OnceLock::new(),
+            certificates: OnceLock::new(),
+            reloading: Mutex::new(()),
         }
     }
 
@@ -67,6 +72,23 @@ impl DaemonHost {
     pub(super) fn attach(&self, desk: Desk) {
         // There is one desk.
         drop(self.desk.set(desk));
+    }
+
+    /// Names the certificates of the TLS listener, whose files a reload sets.
+    pub(super) fn present(&self, certificates: Arc<Certificates>) {
+        // There is one TLS listener.
+        drop(self.certificates.set(certificates));
+    }
+
+    /// Opens the files of the TLS listener if others are named; none if nothing changes.
+    fn certificates(&self, old: &Config, new: &Config) -> Result<Option<Certificates>, String> {
+        let files = |config: &Config| config.listen.tcp.as_ref().and_then(|tcp| tcp.tls().cloned());
+        match (files(old), files(new)) {
+            (Some(old), Some(new)) if old != new => Certificates::open(new.cert, new.key)
+                .map(Some)
+                .map_err(|error| chain(&error)),
+            (Some(_) | None, Some(_) | None) => Ok(None),
+        }
     }
 
     /// The configuration in force.
@@ -105,13 +127,19 @@ impl Host for DaemonHost {
             .file
             .as_ref()
             .ok_or("dev mode has no configuration file to read again")?;
+        let _one = self.reloading.lock().unwrap_or_else(PoisonError::into_inner);
         let new = Config::read(file, &config::Host::look()).map_err(|error| error.to_string())?;
         let old = self.config.load_full();
         let diff = config::diff(&old, &new);
+        let new = config::in_force(&old, &new);
+        let certificates = self.certificates(&old, &new)?;
         if let Some(logging) = self.logging.upgrade() {
             logging
                 .set_filter(&new.log.filter)
                 .map_err(|error| error.to_string())?;
+        }
+        if let (Some(mine), Some(new)) = (self.certificates.get(), certificates) {
+            mine.replace(new);
         }
         self.put_in_force(&old, &new);
         self.config.store(Arc::new(new));

@@ -9,15 +9,25 @@ use super::{
 use crate::{
     access::{self, Access, Grant, Role, TokenHash},
     api::{Certificates, ListenError, Listener, tcp, unix},
-    config::{self, Config, Tcp},
+    config::{self, Config},
     sys,
 };
 
-/// Opens every listener. A socket that systemd passed wins over the configured one. Gives the address to tell.
+/// What the API is served on.
+pub(super) struct Opened {
+    /// The sockets.
+    pub(super) listeners: Vec<Listener>,
+    /// The address to tell.
+    pub(super) address: String,
+    /// Of the TLS listener, if there is one.
+    pub(super) certificates: Option<Arc<Certificates>>,
+}
+
+/// Opens every listener. A socket that systemd passed wins over the configured one.
 ///
 /// # Errors
 /// The first that cannot be had.
-pub(super) fn open(config: &Config, environment: &Environment) -> Result<(Vec<Listener>, String), Refusal> {
+pub(super) fn open(config: &Config, environment: &Environment) -> Result<Opened, Refusal> {
     let refused = |error: &ListenError| Refusal::new(StartReason::HostFault, None, error);
     let mut listeners = vec![];
     if environment.listen_fds == 0 {
@@ -32,17 +42,19 @@ pub(super) fn open(config: &Config, environment: &Environment) -> Result<(Vec<Li
         }
     }
     let address = listeners.first().map(Listener::address).unwrap_or_default();
+    let mut certificates = None;
     if let Some(wanted) = &config.listen.tcp {
-        let certificates = match wanted {
-            Tcp::Plain(_) => None,
-            Tcp::Tls(_, files) => {
-                let opened = Certificates::open(files.cert.clone(), files.key.clone());
-                Some(Arc::new(opened.map_err(|error| refused(&error))?))
-            }
-        };
-        listeners.push(tcp(wanted.addr(), certificates).map_err(|error| refused(&error))?);
+        if let Some(files) = wanted.tls() {
+            let opened = Certificates::open(files.cert.clone(), files.key.clone());
+            certificates = Some(Arc::new(opened.map_err(|error| refused(&error))?));
+        }
+        listeners.push(tcp(wanted.addr(), certificates.clone()).map_err(|error| refused(&error))?);
     }
-    Ok((listeners, address))
+    Ok(Opened {
+        listeners,
+        address,
+        certificates,
+    })
 }
 
 /// Who may call, by the configuration.

@@ -27,7 +27,7 @@ pub struct LeaseBounds {
 }
 
 impl LeaseBounds {
-    /// Where nothing else is said (api.md section 6: the defaults of a pool): an hour, a day at most.
+    /// Where nothing else is said (docs/configuration.md: the defaults of a pool): an hour, a day at most.
     pub const DEFAULT: Self = Self {
         secs: 3600,
         max_secs: 24 * 3600,

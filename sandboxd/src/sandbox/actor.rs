@@ -19,6 +19,7 @@ use crate::{
     admission::{Full, Reservation},
     agent::{self, AgentError, RenewMode, RenewSpec},
     engine::{Capture, EngineError, Identity, Machine, Place, Port, PortName, Purpose},
+    faults,
     image::Image,
     journal::{AppendError, SandboxRow, Transition},
     link::{self, Link, Opened},
@@ -135,6 +136,7 @@ impl Sandboxes {
                 .append(Some(id), &intent)
                 .map_err(MakeError::Journal)?,
         );
+        faults::passage("sandbox.making_recorded");
         let birth = Birth {
             id,
             slot: reservation.slot(),
@@ -154,52 +156,36 @@ impl Sandboxes {
             .unwrap_or_else(|_panicked| Err(MakeError::Failed(Why::of(WhyKind::MakeFailed))))
     }
 
-    /// Takes up a sandbox that an earlier daemon left: proves its process, greets its agent.
-    ///
-    /// A claimed one is in the registry at once, whatever comes of it; the result tells what did. A warm one comes back
-    /// as [`Warm`]. What cannot be taken up ends.
-    ///
-    /// # Errors
-    /// Why it could not be taken up.
-    pub async fn adopt(
-        &self,
-        row: Adoptable,
-        size: Size,
-        reservation: Option<Reservation>,
-    ) -> Result<Option<Warm>, Why> {
-        let (answer, adopted) = oneshot::channel();
+    /// Puts a sandbox that an earlier daemon left in the registry, lease and all; nothing is done to it yet.
+    pub fn admit(&self, row: Adoptable, reservation: Reservation) -> Admitted {
         let id = row.birth.id;
-        let actor = self.enter(row.birth, reservation);
+        let actor = self.enter(row.birth, Some(reservation));
         if let Life::Claimed(claim) = actor.sandbox.life() {
             self.means().reaper.set(id, None, claim.lease.until);
         }
-        self.owners().spawn(
-            "sandbox",
-            actor
-                .adopt(row.identity, size, answer)
-                .instrument(span::sandbox(&id)),
-        );
-        adopted
-            .await
-            .unwrap_or_else(|_panicked| Err(Why::of(WhyKind::LostOnRestart)))
+        Admitted {
+            actor,
+            identity: row.identity,
+        }
     }
 
-    /// Takes over a row whose life cannot go on: records why, and tears down what may be left of it.
-    /// `rebooted`: the row is of an earlier boot of the host.
+    /// Takes over a row whose life cannot go on: records why (`event`: it died, or is not to be trusted), and tears down
+    /// what may be left of it. `rebooted`: the row is of an earlier boot of the host. Without a reservation its slot is
+    /// another's by now, and is not touched.
     pub fn wind_up(
         &self,
         id: SandboxId,
         row: &SandboxRow,
-        died: Option<Why>,
+        event: Option<Event>,
         reservation: Option<Reservation>,
         rebooted: bool,
     ) {
         let birth = super::row::birth(id, row, rebooted.then_some(&self.means().clock));
         let actor = self.enter(birth, reservation);
         let sandbox = Arc::clone(&actor.sandbox);
-        if let Some(why) = died {
+        if let Some(event) = event {
             // A row that is ending or gone already needs no second reason.
-            drop(sandbox.apply(self, Event::Died(why)));
+            drop(sandbox.apply(self, event));
         }
         let life = sandbox.life();
         match life {
@@ -262,11 +248,38 @@ impl News {
     }
 }
 
+/// A sandbox of an earlier daemon, in the registry and not taken up yet. Dropping it leaves it to the next daemon.
+#[derive(Debug)]
+#[must_use = "it is nobody's care until it is taken up"]
+pub struct Admitted {
+    actor: Actor,
+    identity: Identity,
+}
+
+impl Admitted {
+    /// Takes it up: proves its process, greets its agent. A warm one comes back as [`Warm`]. What cannot be taken up
+    /// ends. Cancel safe: the taking up goes on; a warm one that nobody waits for any more ends.
+    ///
+    /// # Errors
+    /// Why it could not be taken up.
+    pub async fn take_up(self, size: Size) -> Result<Option<Warm>, Why> {
+        let Self { actor, identity } = self;
+        let (answer, adopted) = oneshot::channel();
+        let owners = actor.sandboxes.owners().clone();
+        let span = span::sandbox(&actor.sandbox.id);
+        owners.spawn("sandbox", actor.adopt(identity, size, answer).instrument(span));
+        adopted
+            .await
+            .unwrap_or_else(|_panicked| Err(Why::of(WhyKind::LostOnRestart)))
+    }
+}
+
+#[derive(Debug)]
 struct Actor {
     sandbox: Arc<Sandbox>,
     sandboxes: Sandboxes,
     machine: Option<Box<dyn Machine>>,
-    /// None only where the slot could not be reserved again after a restart.
+    /// None only for a row of an earlier daemon whose slot is another's by now: there is nothing of it to tear down.
     reservation: Option<Reservation>,
 }
 
@@ -287,6 +300,7 @@ impl Actor {
         });
         match made {
             Ok(()) => {
+                faults::passage("sandbox.warmed");
                 let warm = Warm::new(Arc::clone(&self.sandbox), self.sandboxes.clone());
                 // Whoever asked may have left: the Warm is dropped then, and that ends it.
                 drop(answer.send(Ok(warm)));
@@ -343,15 +357,18 @@ impl Actor {
             }
         };
         let machine = self.machine.insert(machine);
+        faults::passage("sandbox.started");
         done(RefillStep::Start);
 
         let opened = Box::pin(open_link(machine.as_ref(), &self.sandboxes, hello_limit)).await?;
+        faults::passage("sandbox.linked");
         done(RefillStep::Link);
 
         opened.link.pace(means.paces.warm);
         self.sandbox.set_link(Some(opened.link.clone()));
         let renewing = agent::renew(&opened.link, renewal(mode, self.sandbox.id), &means.clock);
         let renewed = within("renew", limits.renew, StepError::Agent, renewing).await?;
+        faults::passage("sandbox.renewed_guest");
         done(RefillStep::Renew);
 
         let identity = machine.identity();
@@ -418,6 +435,7 @@ impl Actor {
         let opened = Box::pin(open_link(machine.as_ref(), &self.sandboxes, limits.hello)).await?;
         let asking = agent::adopt(&opened.link);
         let adopted = within("adopt", limits.hello, StepError::Agent, asking).await?;
+        faults::passage("recover.greeted");
         if adopted.state != agent::State::Ready {
             return Err(StepError::NotReady(adopted.state));
         }
@@ -531,12 +549,17 @@ impl Actor {
             link.close();
         }
         self.sandbox.set_link(None);
+        faults::passage("sandbox.before_kill");
         let (mut pause, mut stuck) = (Duration::from_millis(100), false);
         loop {
-            let killed = match &self.machine {
-                Some(machine) => machine.kill().await,
-                None => means.engine.reap(self.sandbox.slot).await,
+            let killing = async {
+                match &self.machine {
+                    Some(machine) => machine.kill().await,
+                    None if self.reservation.is_some() => means.engine.reap(self.sandbox.slot).await,
+                    None => Ok(()),
+                }
             };
+            let killed = within("kill", means.deadlines.kill, StepError::Engine, killing).await;
             let Err(error) = killed else { break };
             if !stuck {
                 stuck = true;
@@ -550,12 +573,15 @@ impl Actor {
             means.metrics.sandbox.stuck(false);
         }
         drop(self.machine);
-        // Only now is the VM proved gone, and the slot may be used again (invariant 11).
-        drop(self.reservation);
+        faults::passage("sandbox.after_kill");
         let torn_down = self.sandbox.apply(&self.sandboxes, Event::TornDown);
         if let Err(error) = torn_down {
             tracing::error!(sandbox = %self.sandbox.id, %error, "a teardown without an end");
         }
+        faults::passage("sandbox.gone");
+        // Invariant 11. The VM is proved gone, and the record says so: a later one may name the slot. The other way
+        // round a kill in between would leave two rows with one slot, and the end of the first would end the second.
+        drop(self.reservation);
         if let Some(why) = self.sandbox.with_life(|life| life.why().map(|why| why.kind)) {
             means.metrics.sandbox.ended(why.metric());
         }

@@ -135,6 +135,25 @@ impl Ctl {
     }
 }
 
+/// Runs `sandboxd` for a command that does not serve.
+///
+/// # Panics
+/// It does not end, or by a signal.
+pub async fn sandboxd<I>(args: I) -> Ran
+where
+    I: IntoIterator,
+    I::Item: AsRef<OsStr>,
+{
+    let mut command = Command::new(program("sandboxd-faults"));
+    command
+        .env_clear()
+        .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+        .args(args)
+        .stdin(Stdio::null())
+        .kill_on_drop(true);
+    Ran::of(within(HANG, command.output()).await.unwrap())
+}
+
 impl Ran {
     fn of(output: std::process::Output) -> Self {
         Self {

@@ -218,14 +218,9 @@ impl Daemon {
         self.write_config();
     }
 
-    /// Failpoints of the next start.
-    pub fn set_failpoints(&mut self, script: &str) {
-        script.clone_into(&mut self.setup.failpoints);
-    }
-
-    /// Faults of the stub engine from the next start on.
-    pub fn set_stub_faults(&mut self, script: &str) {
-        self.setup.set_stub_faults(script);
+    /// Changes what the next start is to be: `daemon.change(|setup| setup.warm(4).failpoints(""))`.
+    pub fn change(&mut self, change: impl FnOnce(Setup) -> Setup) {
+        self.setup = change(self.setup.clone());
     }
 
     fn log_file(&self) -> PathBuf {

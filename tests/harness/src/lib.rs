@@ -21,7 +21,9 @@ mod watch;
 
 use std::time::Duration;
 
-pub use ctl::{Ctl, Ran};
+pub use ctl::{Ctl, Ran, sandboxd};
+use sandbox_sdk::Reason;
+
 pub use daemon::{Daemon, Refused};
 pub use leaks::Leaks;
 pub use programs::{image, program};
@@ -38,6 +40,21 @@ pub async fn within<T>(limit: Duration, what: impl Future<Output = T>) -> T {
     match tokio::time::timeout(limit, Box::pin(what)).await {
         Ok(value) => value,
         Err(_elapsed) => panic!("nothing happened within {limit:?}"),
+    }
+}
+
+/// Expects a refusal with this reason.
+///
+/// # Panics
+/// It is none, or another.
+pub fn refused<T: std::fmt::Debug>(
+    outcome: Result<T, sandbox_sdk::Error>,
+    reason: Reason,
+) -> sandbox_sdk::Error {
+    match outcome {
+        Err(error) if error.is(reason) => error,
+        Err(error) => panic!("expected {}, got {error:?}", reason.as_str()),
+        Ok(value) => panic!("expected {}, got {value:?}", reason.as_str()),
     }
 }
 

@@ -254,8 +254,4 @@ impl Setup {
     pub(crate) fn set_config(&mut self, toml: &str) {
         toml.clone_into(&mut self.config);
     }
-
-    pub(crate) fn set_stub_faults(&mut self, script: &str) {
-        *self = self.clone().stub_faults(script);
-    }
 }
