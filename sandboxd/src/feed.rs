@@ -5,7 +5,7 @@
 
 use tokio::sync::broadcast;
 
-/// Events that a reader may be behind before it loses some (api.md: Watch).
+/// Events that a reader may be behind before it loses some (docs/api.md section 3: Watch).
 pub const BEHIND: usize = 1024;
 
 /// The writing end.

@@ -1,7 +1,7 @@
 //! Claiming a sandbox.
 //!
 //! May call: client, retry, sandbox, error, token.
-//! Never inside: a claim without a request key: what is repeated must be the same claim (failures.md C2).
+//! Never inside: a claim without a request key: what is repeated must be the same claim (docs/failures.md C2).
 
 use std::{
     collections::HashMap,

@@ -1,4 +1,4 @@
-//! What else performance.md of the claim names: memory, refill, restart, replay.
+//! What else docs/performance.md names of claims: memory, refill, restart, replay.
 
 use std::time::Duration;
 

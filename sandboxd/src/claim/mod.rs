@@ -7,6 +7,8 @@
 //! At the awaits that some claims have (a sync, the guest's SetClaim) leaving ends the sandbox and frees the request key.
 
 mod keys;
+#[cfg(test)]
+pub(crate) mod tests;
 mod walk;
 
 pub use keys::Keys;

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use sandbox_protocol::{id::ClaimId, limits, reason::Reason, v1};
 use tokio::time::timeout;
+use tracing::Instrument as _;
 
 use super::keys::{KeyGuard, Keys, Reserved};
 use crate::{
@@ -11,13 +12,17 @@ use crate::{
     admission::Full,
     agent,
     clock::Tick,
+    faults,
     journal::{AppendError, Written},
     pool::{LeaseBounds, Pool, Pools, WaitEnd},
     random,
     sandbox::{
         ApplyError, Claim, Lease, Life, MakeError, MakeSpec, Sandbox, Sandboxes, Source, Warm, Why, WhyKind,
     },
-    telemetry::metrics::{ClaimSeries, ClaimStep, ClaimTimes, Outcome},
+    telemetry::{
+        metrics::{ClaimSeries, ClaimStep, ClaimTimes, Outcome},
+        span,
+    },
     template::{TemplateError, Templates},
     words::{Lane, Name, PoolKey, Tier},
 };
@@ -198,7 +203,9 @@ impl Claims {
             .as_ref()
             .map_or(&*self.metrics, |pool| pool.claim_metrics());
         let mut tier = None;
-        let outcome = self.walk(&ask, &terms, &mut times, &mut tier).await;
+        let pool = terms.pool.as_ref().map_or("", |pool| pool.name().as_str());
+        let walk = self.walk(&ask, &terms, &mut times, &mut tier);
+        let outcome = walk.instrument(span::claim(pool)).await;
         let kind = match &outcome {
             Ok(_) => Outcome::Ok,
             Err(ClaimError::Journal(_) | ClaimError::Guest(_) | ClaimError::Template { .. }) => {
@@ -222,7 +229,7 @@ impl Claims {
             Some(Reserved::New(guard)) => Some(guard),
             Some(held) => match Box::pin(self.held(ask, held)).await? {
                 Held::Free(guard) => guard,
-                Held::By(sandbox) => return self.same(sandbox),
+                Held::By(sandbox) => return Box::pin(self.again(sandbox, ask)).await,
             },
         };
         times.done(ClaimStep::Key);
@@ -235,6 +242,7 @@ impl Claims {
             times.done(ClaimStep::Take);
             *served = Some(tier);
             let claim = self.draw_up(ask, terms, tier);
+            faults::passage("claim.taken");
             match warm.claim(claim.clone()) {
                 Ok((sandbox, written)) => break (sandbox, claim, written),
                 // It died in our hand; the next one.
@@ -246,19 +254,19 @@ impl Claims {
             claims: self,
             sandbox: Some(Arc::clone(&sandbox)),
         };
-        let journal = &self.sandboxes.means().journal;
-        let receipt = if journal.waits_for_disk() {
-            Box::pin(journal.settle(written))
-                .await
-                .map_err(ClaimError::Journal)?
-        } else {
-            written
-        };
+        let receipt = self
+            .sandboxes
+            .means()
+            .settle(written)
+            .await
+            .map_err(ClaimError::Journal)?;
         times.done(ClaimStep::Record);
+        faults::passage("claim.recorded");
         if !ask.env.is_empty() || !ask.user.is_empty() {
             Box::pin(self.tell_guest(&sandbox, ask)).await?;
             times.done(ClaimStep::Setup);
         }
+        faults::passage("claim.told_guest");
         untold.sandbox = None;
         if let Some(guard) = key_guard {
             guard.fulfil(sandbox.id);
@@ -266,6 +274,7 @@ impl Claims {
         let token = ClaimToken::new(&self.host_key, claim.id);
         times.done(ClaimStep::Hand);
         tracing::info!(sandbox = %sandbox.id, tier = tier_text(*served), owner = &*claim.owner, "claimed");
+        faults::passage("claim.before_reply");
         Ok(Granted {
             sandbox,
             claim,
@@ -342,6 +351,17 @@ impl Claims {
                 None => return Ok(Held::Free(None)),
             };
         }
+    }
+
+    /// A repeated request: the same claim and token.
+    async fn again(&self, sandbox: Arc<Sandbox>, ask: &Ask) -> Result<Granted, ClaimError> {
+        let granted = self.same(sandbox)?;
+        // Environment and user are in no record: a daemon that died between record and answer may not have told the
+        // guest. To one that was told the same again is nothing.
+        if !ask.env.is_empty() || !ask.user.is_empty() {
+            self.tell_guest(&granted.sandbox, ask).await?;
+        }
+        Ok(granted)
     }
 
     fn same(&self, sandbox: Arc<Sandbox>) -> Result<Granted, ClaimError> {

@@ -84,7 +84,7 @@ fn silkd(config: &Config) -> Result<PathBuf, Refusal> {
     }
 }
 
-/// The image of dev mode: the first that is there of those that api.md names.
+/// The image of dev mode: the first that is there of those in docs/configuration.md, dev mode.
 ///
 /// # Errors
 /// None is there.

@@ -30,7 +30,7 @@ use crate::{
     config::Config,
     disk,
     engine::Engine,
-    feed, image,
+    faults, feed, image,
     journal::{self, Journal, OpenError, Opened, Transition},
     link,
     names::SlotNumber,
@@ -84,7 +84,7 @@ struct Rooms {
 /// What a restarted daemon does behind its first calls.
 struct Behind {
     later: recover::Later,
-    strays: Vec<recover::Stray>,
+    strays: recover::Strays,
     damaged: bool,
 }
 
@@ -339,10 +339,10 @@ async fn take_up(
         claims
             .sandboxes
             .means()
-            .journal
-            .append(None, &boot)
+            .record(None, &boot)
             .map_err(|error| failed(&error))?,
     );
+    faults::passage("recover.boot_recorded");
     for row in opened.state.pools.values() {
         claims.pools.set(crate::pool::Spec::from_row(row));
     }
@@ -364,7 +364,7 @@ async fn take_up(
         pool: |name: &Name, key: &PoolKey| claims.pools.get(name).is_some_and(|pool| pool.key() == *key),
     };
     let (fates, strays) = recover::plan(&opened.state, &host);
-    let strays = recover::hold(claims, &strays);
+    let strays = recover::hold(claims, strays);
     let (summary, later) = recover::claimed(claims, &opened.state, fates, &boot_id).await;
     tracing::info!(
         claimed = summary.claimed,
@@ -381,15 +381,19 @@ async fn take_up(
 
 /// Warm stock and strays; then refill begins, so that it makes nothing that is already there.
 async fn finish_recovery(claims: Claims, engine: Arc<dyn Engine>, behind: Behind) {
-    let warm = recover::warm(&claims, behind.later).await;
-    claims.pools.start();
-    let strays = recover::strays(&engine, behind.strays, behind.damaged).await;
-    tracing::info!(
-        warm = warm.warm,
-        ended = warm.ended,
-        strays,
-        "warm stock taken up"
-    );
+    let recover::Later { claimed, warm } = behind.later;
+    let stock = async {
+        let warm = recover::warm(&claims, warm).await;
+        claims.pools.start();
+        let strays = recover::strays(&engine, behind.strays, behind.damaged).await;
+        tracing::info!(
+            warm = warm.warm,
+            ended = warm.ended,
+            strays,
+            "warm stock taken up"
+        );
+    };
+    tokio::join!(stock, recover::late(claimed));
 }
 
 async fn reap(reaper: Reaper, sandboxes: Sandboxes, tasks: Group) {

@@ -22,6 +22,8 @@ mod ram;
 mod slotdir;
 mod spawn;
 pub mod stub;
+#[cfg(test)]
+pub(crate) mod tests;
 mod traits;
 mod types;
 

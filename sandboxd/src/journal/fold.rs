@@ -1,7 +1,7 @@
 //! The fold: records to state. Pure and total, whatever the order of the records.
 //!
-//! Ends absorb: after Ending no claim, after Gone nothing. A second claim of one sandbox changes nothing (house
-//! invariant 1, in the record's terms).
+//! Ends absorb: after Ending no claim, after Gone nothing. A second claim of one sandbox changes nothing:
+//! invariant 1 of ARCHITECTURE.md, in the record's terms.
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -18,6 +18,8 @@ mod monitor;
 mod policy_tests;
 mod pools;
 mod refill;
+#[cfg(test)]
+mod refill_tests;
 mod spec;
 
 use std::{

@@ -6,6 +6,7 @@ use tokio::sync::{Notify, watch};
 
 use super::{Inner, Pool, PoolError, Pools, Source, Spec, refill};
 use crate::{
+    faults,
     journal::Transition,
     sandbox::{Sandboxes, Warm, Why, WhyKind},
     tasks::Group,
@@ -89,10 +90,10 @@ impl Pools {
             self.0
                 .sandboxes
                 .means()
-                .journal
-                .append(None, &record)
+                .record(None, &record)
                 .map_err(PoolError::Journal)?,
         );
+        faults::passage("pool.applied");
         Ok(self.set(spec))
     }
 
@@ -111,10 +112,10 @@ impl Pools {
             self.0
                 .sandboxes
                 .means()
-                .journal
-                .append(None, &record)
+                .record(None, &record)
                 .map_err(PoolError::Journal)?,
         );
+        faults::passage("pool.deleted");
         self.remove(name);
         Ok(())
     }
@@ -154,6 +155,7 @@ impl Pools {
         if let Some(pool) = removed {
             for warm in pool.close() {
                 warm.end(Why::of(WhyKind::PoolGone));
+                faults::passage("pool.stock_ended");
             }
             self.0.metrics.forget_pool(name);
         }

@@ -9,6 +9,8 @@
 //! Never inside: a pool, a client. It speaks up by values and by its feed.
 //! Invariant 01: one sandbox, at most one claim ([`Warm`] is moved, the table refuses a second).
 //! Invariant 03: never back to Warm.
+//! Invariant 04: what a sandbox takes on the host is in a record before it exists.
+//! Invariant 11: a slot is reused only after its VM is proved gone, and its record says so.
 //! Invariant 20: every claim has a lease, in elapsed time.
 //! Invariant 21: ending always progresses; twice is harmless.
 //! Cancel safety: a caller may leave any future here; the sandbox is then ended or handed on by its own task.
@@ -19,10 +21,12 @@ pub mod life;
 mod reap;
 mod registry;
 mod row;
+#[cfg(test)]
+mod tests;
 
-pub use actor::{MakeError, MakeSpec, Source};
+pub use actor::{Admitted, MakeError, MakeSpec, Source};
 pub use entry::{Applied, ApplyError, Sandbox, Warm};
-pub use life::{Claim, Lease, Life, Why, WhyKind};
+pub use life::{Claim, Event, Lease, Life, Why, WhyKind};
 pub use reap::Reaper;
 pub use registry::{Deadlines, Deaths, Means, Paces, Sandboxes};
 pub use row::{Adoptable, adoptable};

@@ -22,14 +22,15 @@ use crate::{
     admission::Admission,
     clock::{Clock, Tick},
     engine::Engine,
+    faults,
     feed::{Feed, Reader},
-    journal::Journal,
+    journal::{AppendError, Journal, Transition, Written},
     tasks::Group,
     telemetry::metrics::{Metrics, SandboxState},
     words::Name,
 };
 
-/// How long the row of a gone sandbox can be asked for (api.md section 3).
+/// How long the row of a gone sandbox can be asked for (docs/api.md section 3).
 const ROW_KEPT: Duration = Duration::from_secs(600);
 /// Rows of gone sandboxes that are kept, at most.
 const ROWS_KEPT: usize = 4096;
@@ -52,10 +53,12 @@ pub struct Deadlines {
     pub boot: Duration,
     /// HELLO of a clone or of a kept guest.
     pub hello: Duration,
-    /// Renewal, hooks included (agent.md 1.5 gives them 10 s).
+    /// Renewal, hooks included (docs/agent.md section 3: 10 s for all of them).
     pub renew: Duration,
     /// A lost link of a claimed guest, until it must be back.
     pub relink: Duration,
+    /// One attempt at the proved end of a machine; it is tried again for ever.
+    pub kill: Duration,
 }
 
 impl Default for Deadlines {
@@ -66,6 +69,7 @@ impl Default for Deadlines {
             hello: Duration::from_secs(10),
             renew: Duration::from_secs(15),
             relink: Duration::from_secs(5),
+            kill: Duration::from_secs(60),
         }
     }
 }
@@ -89,6 +93,39 @@ pub struct Means {
     pub deadlines: Deadlines,
     /// What is counted.
     pub metrics: Arc<Metrics>,
+}
+
+impl Means {
+    /// Appends a record, and measures it.
+    ///
+    /// # Errors
+    /// The journal's.
+    pub fn record(
+        &self,
+        sandbox: Option<SandboxId>,
+        transition: &Transition,
+    ) -> Result<Written, AppendError> {
+        let begun = self.clock.tick();
+        let written = self.journal.append(sandbox, transition)?;
+        self.metrics
+            .journal
+            .appended(written.bytes(), self.clock.tick().since(begun));
+        Ok(written)
+    }
+
+    /// Waits for the disk if the configuration wants records to, and measures that.
+    ///
+    /// # Errors
+    /// The journal's.
+    pub async fn settle(&self, written: Written) -> Result<Written, AppendError> {
+        if !self.journal.waits_for_disk() {
+            return Ok(written);
+        }
+        let begun = self.clock.tick();
+        let settled = Box::pin(self.journal.settle(written)).await?;
+        self.metrics.journal.sync.observe(self.clock.tick().since(begun));
+        Ok(settled)
+    }
 }
 
 /// The registry; cheap to clone.
@@ -197,6 +234,7 @@ impl Sandboxes {
         let lease = sandbox.with_life(|life| life.claim().map(|claim| claim.lease.until));
         let applied = sandbox.apply(self, Event::End(why)).ok();
         if applied.is_some() {
+            faults::passage("sandbox.end_recorded");
             if let Some(until) = lease {
                 self.means().reaper.clear(sandbox.id, until);
             }
@@ -212,6 +250,7 @@ impl Sandboxes {
     pub fn renew(&self, sandbox: &Sandbox, lease: Lease) -> Result<Applied, super::ApplyError> {
         let before = sandbox.with_life(|life| life.claim().map(|claim| claim.lease.until));
         let applied = sandbox.apply(self, Event::Renewed(lease))?;
+        faults::passage("sandbox.renewed");
         self.means().reaper.set(sandbox.id, before, lease.until);
         Ok(applied)
     }
@@ -230,7 +269,11 @@ impl Sandboxes {
         });
         match until {
             Some(until) if until > now => self.means().reaper.set(id, None, until),
-            Some(_) => drop(self.end(&sandbox, Why::of(WhyKind::LeaseExpired))),
+            Some(_) => {
+                faults::passage("sandbox.lease_due");
+                // It may have been ended by another in this moment.
+                self.end(&sandbox, Why::of(WhyKind::LeaseExpired));
+            }
             None => {}
         }
     }

@@ -22,6 +22,7 @@ use crate::{
     clock::Tick,
     disk,
     engine::{Capture, CaptureManifest, ImageRef, Machine, Place, Port, PortName, Purpose},
+    faults,
     feed::{Feed, News, Reader},
     image::Image,
     link::{self, Link, LinkError, Opened},
@@ -316,6 +317,7 @@ impl Bench<'_> {
         let staging = self.staging.clone();
         let machine = self.machine.as_ref().ok_or(TemplateError::Cancelled)?;
         let captured = self.within(CAPTURE, machine.capture(&staging)).await?;
+        faults::passage("template.captured");
         self.stop_machine().await?;
         let means = &self.templates.0.means;
         let manifest = CaptureManifest {
@@ -332,11 +334,14 @@ impl Bench<'_> {
             state: captured.state,
         };
         let capture = self.on_disk(move || Capture::seal(&staging, &manifest)).await?;
+        faults::passage("template.sealed");
         self.check(&capture, size, key).await?;
         drop(capture);
+        faults::passage("template.checked");
         let target = means.dir.join(key.template.as_str()).join(catalog::folder(key));
         let (staging, at) = (self.staging.clone(), target.clone());
         self.on_disk(move || catalog::put(&staging, &at)).await?;
+        faults::passage("template.put");
         self.on_disk(move || Capture::open(&target)).await
     }
 
@@ -370,6 +375,7 @@ impl Bench<'_> {
             source,
         })?;
         self.machine = Some(machine);
+        faults::passage("template.booted");
         Ok(image)
     }
 

@@ -1,0 +1,3 @@
+//! Claims over the fake engine.
+
+pub(crate) mod rooms;
