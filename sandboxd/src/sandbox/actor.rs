@@ -598,8 +598,9 @@ impl Actor {
         // Invariant 11. The VM is proved gone, and the record says so: a later one may name the slot. The other way
         // round a kill in between would leave two rows with one slot, and the end of the first would end the second.
         drop(self.reservation);
-        if let Some(why) = self.sandbox.with_life(|life| life.why().map(|why| why.kind)) {
-            means.metrics.sandbox.ended(why.metric());
+        if let Some(why) = self.sandbox.with_life(|life| life.why().cloned()) {
+            tracing::info!(sandbox = %self.sandbox.id, slot = %self.sandbox.slot, %why, "ended");
+            means.metrics.sandbox.ended(why.kind.metric());
         }
         if let Life::Failed { claim, .. } = self.sandbox.life() {
             means.reaper.set(self.sandbox.id, None, claim.lease.until);
