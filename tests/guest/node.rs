@@ -148,7 +148,8 @@ fn copy_with_holes(from: &Path, to: &Path) -> io::Result<()> {
 async fn golden() -> PathBuf {
     // Without the image this fails and says how to get one.
     let image = image("busybox");
-    let shared = image.ancestors().nth(2).unwrap().join("guest");
+    // Not `guest`: cargo keeps the profile of that name there.
+    let shared = image.ancestors().nth(2).unwrap().join("test-templates");
     fs::create_dir_all(&shared).unwrap();
     let lock = File::create(shared.join("lock")).unwrap();
     // Other tests are other processes, and wait here for the one that boots.
@@ -160,6 +161,7 @@ async fn golden() -> PathBuf {
     let golden = shared.join(name_of(&image));
     if !golden.is_dir() {
         for entry in fs::read_dir(&shared).unwrap() {
+            // Of earlier builds, or half made.
             let old = entry.unwrap().path();
             if old.is_dir() {
                 fs::remove_dir_all(old).unwrap();
