@@ -339,8 +339,7 @@ async fn take_up(
         claims
             .sandboxes
             .means()
-            .journal
-            .append(None, &boot)
+            .record(None, &boot)
             .map_err(|error| failed(&error))?,
     );
     faults::passage("recover.boot_recorded");

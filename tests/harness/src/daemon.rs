@@ -97,6 +97,17 @@ impl Daemon {
         }
     }
 
+    /// Starts it on the same folder with a failpoint that kills it in its start, or soon after, and waits until it has.
+    ///
+    /// # Panics
+    /// It runs already, or lives on.
+    pub async fn start_to_die(&mut self) -> ExitStatus {
+        match self.launch().await {
+            Ok(()) => self.ends().await,
+            Err(status) => status,
+        }
+    }
+
     async fn launch(&mut self) -> Result<(), ExitStatus> {
         assert!(self.running.is_none(), "it runs already");
         let file = self.config_file();
