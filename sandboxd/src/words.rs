@@ -67,6 +67,9 @@ impl fmt::Debug for Name {
     }
 }
 
+/// The owner of what operators claim; no tenant may have this name.
+pub const OPERATOR: &str = "operator";
+
 /// Bytes of memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct MemBytes(pub u64);

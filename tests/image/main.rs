@@ -5,6 +5,7 @@
 #![expect(
     clippy::indexing_slicing,
     clippy::unwrap_used,
+    clippy::panic,
     reason = "a check fails by panicking"
 )]
 

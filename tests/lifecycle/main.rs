@@ -11,6 +11,9 @@
 
 mod access;
 mod claims;
+mod commands;
+mod disk;
+mod ending;
 mod failing;
 mod node;
 mod reflect;
@@ -18,3 +21,5 @@ mod restart;
 mod rows;
 mod stock;
 mod storm;
+mod streams;
+mod tls;

@@ -177,7 +177,15 @@ async fn o07_metrics_have_distributions_by_tier_and_every_state() {
     assert_eq!(value("sandboxd_pool_warm", &["pool=\"default\""]), 2.0);
     assert_eq!(value("sandboxd_pool_claimed", &["pool=\"default\""]), 3.0);
     assert_eq!(value("sandboxd_sandboxes", &["state=\"claimed\""]), 3.0);
-    assert!(value("sandboxd_refill_seconds_count", &["pool=\"default\""]) >= 5.0);
+    for step in ["start", "link", "renew", "all"] {
+        let step = format!("step=\"{step}\"");
+        let count = value("sandboxd_refill_seconds_count", &["pool=\"default\"", &step]);
+        assert_eq!(count, 5.0, "{step}");
+    }
+    assert_eq!(
+        value("sandboxd_refills_total", &["pool=\"default\"", "outcome=\"ok\""]),
+        5.0
+    );
     assert!(value("sandboxd_journal_bytes", &[]) > 0.0);
     assert_eq!(value("sandboxd_ready", &[]), 1.0);
     assert!(get(port, "/healthz").await.starts_with("HTTP/1.1 200"));

@@ -186,7 +186,8 @@ pub(super) fn ended(why: &Why) -> Refusal {
         | WhyKind::AgentLost
         | WhyKind::HostRestarted
         | WhyKind::LostOnRestart
-        | WhyKind::RecordDamaged => Reason::SandboxFailed,
+        | WhyKind::RecordDamaged
+        | WhyKind::OwnerPanicked => Reason::SandboxFailed,
         WhyKind::Released
         | WhyKind::Abandoned
         | WhyKind::Surplus
@@ -262,8 +263,14 @@ async fn renew(
         },
     })?;
     if let Some(written) = applied.written {
-        let journal_ = &desk.claims.sandboxes.means().journal;
-        drop(journal_.settle(written).await.map_err(|error| journal(&error))?);
+        drop(
+            desk.claims
+                .sandboxes
+                .means()
+                .settle(written)
+                .await
+                .map_err(|error| journal(&error))?,
+        );
     }
     Ok(v1::ClaimsRenewReply {
         expires_at: Some(expires_at.to_proto()),

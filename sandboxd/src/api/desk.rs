@@ -15,11 +15,8 @@ use crate::{
     engine::Engine,
     sandbox::Sandbox,
     telemetry::admin::{Phase, Readiness},
-    words::{MemBytes, Name},
+    words::{MemBytes, Name, OPERATOR},
 };
-
-/// The owner of what operators claim; no tenant may have this name.
-pub const OPERATOR: &str = "operator";
 
 /// What a reload did.
 #[derive(Debug, Clone, Default)]

@@ -26,8 +26,10 @@ use sandbox_protocol::{
 };
 use tonic::{Status, body::Body, service::Routes};
 use tower_service::Service as _;
+use tracing::Span;
 
 use super::{Peer, Refusal};
+use crate::telemetry::span;
 
 /// Makes ids of calls: distinct within a daemon's life by a counter, and between lives by the seed. They are no secret.
 #[derive(Debug)]
@@ -71,6 +73,7 @@ impl hyper::service::Service<Request<Incoming>> for Front {
 
     fn call(&self, mut request: Request<Incoming>) -> Stamping {
         let id = self.ids.next();
+        let span = span::rpc(request.uri().path(), &id);
         request.extensions_mut().insert(id);
         request.extensions_mut().insert(self.peer.clone());
         Stamping {
@@ -78,6 +81,7 @@ impl hyper::service::Service<Request<Incoming>> for Front {
             answering: self.routes.clone().call(request),
             id,
             stamps: Some(Stamps::new(id)),
+            span,
         }
     }
 }
@@ -89,6 +93,7 @@ pin_project! {
         answering: Answering,
         id: RequestId,
         stamps: Option<Stamps>,
+        span: Span,
     }
 }
 
@@ -98,7 +103,9 @@ impl Future for Stamping {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
         // The future is not polled again after a panic, so nobody sees what it left half done.
-        let polled = catch_unwind(AssertUnwindSafe(|| this.answering.as_mut().poll(cx)));
+        let polled = this
+            .span
+            .in_scope(|| catch_unwind(AssertUnwindSafe(|| this.answering.as_mut().poll(cx))));
         let mut response = match polled {
             Ok(answered) => {
                 let Ok(response) = ready!(answered);

@@ -16,14 +16,13 @@ use crate::{
     access::TokenHash,
     claim::{Ask, Wanted},
     clock::Tick,
-    pool::{LeaseBounds, Source, Spec},
+    config::{PoolConfig, PoolFields},
+    pool::{Source, Spec},
     words::{Lane, Name, PoolKey},
 };
 
 /// The size where none is named.
 const DEFAULT_SIZE: &str = "small";
-/// Warm stock that a pool may ask for.
-const WARM_MAX: u32 = 4096;
 
 /// A name in a field.
 pub(super) fn name(field: &str, text: &str) -> Result<Name, Refusal> {
@@ -187,37 +186,30 @@ fn digest(request: &v1::ClaimsClaimRequest) -> String {
     TokenHash::from_bytes(hash.finalize().into()).to_hex()
 }
 
-/// What a pool is to be.
+/// What a pool is to be: the same bounds as in the configuration file.
 pub(super) fn pool(spec: Option<v1::PoolSpec>) -> Result<Spec, Refusal> {
     let spec = spec.ok_or_else(|| Refusal::field("spec", "is missing"))?;
     let name = name("spec.name", &spec.name)?;
-    let key = key(
-        "spec.key",
-        &spec.key.ok_or_else(|| Refusal::field("spec.key", "is missing"))?,
-    )?;
-    if spec.warm > WARM_MAX {
-        return Err(Refusal::field("spec.warm", format!("at most {WARM_MAX}")));
-    }
-    let warm_max = spec.warm_max.unwrap_or(spec.warm.saturating_mul(2));
-    if warm_max < spec.warm {
-        return Err(Refusal::field("spec.warm_max", "not below spec.warm"));
-    }
-    let lease = LeaseBounds {
-        secs: spec.lease_secs.unwrap_or(3600),
-        max_secs: spec.lease_max_secs.unwrap_or(24 * 3600),
-    };
-    if !(1..=limits::LEASE_MAX_SECS).contains(&lease.max_secs) {
-        return Err(Refusal::field("spec.lease_max_secs", "1 s to 30 days"));
-    }
-    if !(1..=lease.max_secs).contains(&lease.secs) {
-        return Err(Refusal::field("spec.lease_secs", "1 s to spec.lease_max_secs"));
-    }
-    Ok(Spec {
-        name,
+    let wanted = spec.key.ok_or_else(|| Refusal::field("spec.key", "is missing"))?;
+    let key = key("spec.key", &wanted)?;
+    let fields = PoolFields {
         key,
         warm: spec.warm,
-        warm_max,
-        lease,
-        source: Source::Applied,
-    })
+        warm_max: spec.warm_max,
+        lease_secs: spec.lease_secs,
+        lease_max_secs: spec.lease_max_secs,
+    };
+    let pool = PoolConfig::new(fields).map_err(|faults| {
+        let first = faults.into_iter().next();
+        first.map_or_else(
+            || Refusal::field("spec", "is not a pool"),
+            |fault| {
+                Refusal::field(
+                    format!("spec.{}", fault.field),
+                    format!("{}; allowed: {}", fault.what, fault.allowed),
+                )
+            },
+        )
+    })?;
+    Ok(Spec::new(name, &pool, Source::Applied))
 }

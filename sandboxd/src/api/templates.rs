@@ -245,7 +245,7 @@ fn variant_view(key: &PoolKey, variant: &Variant, pools: Vec<String>) -> v1::Var
         proto_max: manifest.proto_max,
         created_at: Some(manifest.created_at.to_proto()),
         pools,
-        stale: variant.stale.clone().unwrap_or_default(),
+        stale: variant.stale().unwrap_or_default().to_owned(),
     }
 }
 

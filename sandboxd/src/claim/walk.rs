@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use sandbox_protocol::{id::ClaimId, limits, reason::Reason, v1};
 use tokio::time::timeout;
+use tracing::Instrument as _;
 
 use super::keys::{KeyGuard, Keys, Reserved};
 use crate::{
@@ -18,7 +19,10 @@ use crate::{
     sandbox::{
         ApplyError, Claim, Lease, Life, MakeError, MakeSpec, Sandbox, Sandboxes, Source, Warm, Why, WhyKind,
     },
-    telemetry::metrics::{ClaimSeries, ClaimStep, ClaimTimes, Outcome},
+    telemetry::{
+        metrics::{ClaimSeries, ClaimStep, ClaimTimes, Outcome},
+        span,
+    },
     template::{TemplateError, Templates},
     words::{Lane, Name, PoolKey, Tier},
 };
@@ -199,7 +203,9 @@ impl Claims {
             .as_ref()
             .map_or(&*self.metrics, |pool| pool.claim_metrics());
         let mut tier = None;
-        let outcome = self.walk(&ask, &terms, &mut times, &mut tier).await;
+        let pool = terms.pool.as_ref().map_or("", |pool| pool.name().as_str());
+        let walk = self.walk(&ask, &terms, &mut times, &mut tier);
+        let outcome = walk.instrument(span::claim(pool)).await;
         let kind = match &outcome {
             Ok(_) => Outcome::Ok,
             Err(ClaimError::Journal(_) | ClaimError::Guest(_) | ClaimError::Template { .. }) => {
@@ -248,14 +254,12 @@ impl Claims {
             claims: self,
             sandbox: Some(Arc::clone(&sandbox)),
         };
-        let journal = &self.sandboxes.means().journal;
-        let receipt = if journal.waits_for_disk() {
-            Box::pin(journal.settle(written))
-                .await
-                .map_err(ClaimError::Journal)?
-        } else {
-            written
-        };
+        let receipt = self
+            .sandboxes
+            .means()
+            .settle(written)
+            .await
+            .map_err(ClaimError::Journal)?;
         times.done(ClaimStep::Record);
         faults::passage("claim.recorded");
         if !ask.env.is_empty() || !ask.user.is_empty() {

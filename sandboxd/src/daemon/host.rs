@@ -20,7 +20,7 @@ use crate::{
     config::{self, Config, TenantPools},
     doctor::{self, Check},
     engine::Engine,
-    pool::{LeaseBounds, Source, Spec as PoolSpec},
+    pool::{Source, Spec as PoolSpec},
     telemetry::{chain, log::Logging},
     template::Spec as TemplateSpec,
     words::{MemBytes, Name},
@@ -195,17 +195,9 @@ pub(super) fn template_specs(config: &Config) -> BTreeMap<Name, TemplateSpec> {
 /// Pools of the configuration file.
 #[must_use]
 pub(super) fn pool_specs(config: &Config) -> Vec<PoolSpec> {
-    let secs = |time: std::time::Duration| u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
-    let specs = config.pools.iter().map(|(name, pool)| PoolSpec {
-        name: name.clone(),
-        key: pool.key.clone(),
-        warm: pool.warm,
-        warm_max: pool.warm_max,
-        lease: LeaseBounds {
-            secs: secs(pool.lease),
-            max_secs: secs(pool.lease_max),
-        },
-        source: Source::File,
-    });
+    let specs = config
+        .pools
+        .iter()
+        .map(|(name, pool)| PoolSpec::new(name.clone(), pool, Source::File));
     specs.collect()
 }

@@ -12,8 +12,9 @@ mod listen;
 pub mod notify;
 pub mod print;
 mod run;
+mod settings;
 
-use std::{io::IsTerminal as _, path::PathBuf, process::ExitCode, sync::Arc};
+use std::{io::IsTerminal as _, process::ExitCode, sync::Arc};
 
 use clap::Parser as _;
 
@@ -21,11 +22,11 @@ use self::{
     args::{Args, Command, Environment, Serve},
     print::{Printer, Refusal, StartReason},
     run::Serving,
+    settings::{dev_config, file_config},
 };
 use crate::{
-    config::{self, Config, DevOptions, LogFormat, Stub},
+    config::LogFormat,
     telemetry::log::{LogOptions, Logging, log_panics},
-    words::EngineKind,
 };
 
 /// Exit code of a refusal or failure.
@@ -117,59 +118,4 @@ fn run_daemon(serve: Serve, environment: &Environment, printer: Printer) -> Exit
             ExitCode::from(FAILED)
         }
     }
-}
-
-/// A refusal was printed.
-struct Printed;
-
-type Configured = Result<(Config, Option<PathBuf>), Printed>;
-
-fn file_config(file: &std::path::Path, printer: Printer) -> Configured {
-    match Config::read(file, &config::Host::look()) {
-        Ok(config) => Ok((config, Some(file.to_owned()))),
-        Err(error) => {
-            printer.config_error(&error);
-            Err(Printed)
-        }
-    }
-}
-
-fn dev_config(serve: Serve, environment: &Environment, printer: Printer) -> Configured {
-    let refuse = |reason, place, error: &dyn std::error::Error| {
-        printer.refusal(&Refusal::new(reason, place, error));
-        Printed
-    };
-    let options = serve.options;
-    let here = std::env::current_dir().map_err(|error| refuse(StartReason::HostFault, None, &error))?;
-    let state_dir = options
-        .state_dir
-        .or_else(|| environment.dev_state_dir())
-        .unwrap_or_else(|| "sandboxd".into());
-    let state_dir = args::absolute(&here, &state_dir);
-    let engine: EngineKind = options.engine.into();
-    let given = options.image.map(|image| args::absolute(&here, &image));
-    let image = match engine {
-        EngineKind::Stub => given,
-        EngineKind::Qemu => Some(engines::dev_image(given, &state_dir).map_err(|refusal| {
-            printer.refusal(&refusal);
-            Printed
-        })?),
-    };
-    let stub = Stub {
-        agent: options.stub_agent.into(),
-        silkd: options.stub_silkd.map(|silkd| args::absolute(&here, &silkd)),
-        faults: options.stub_faults,
-    };
-    let dev = DevOptions {
-        state_dir,
-        engine,
-        warm: options.warm,
-        image,
-        stub,
-    };
-    let config = Config::dev(dev, &config::Host::look());
-    Ok((
-        config.map_err(|error| refuse(StartReason::ConfigInvalid, None, &error))?,
-        None,
-    ))
 }

@@ -192,13 +192,7 @@ async fn start(
         host.present(certificates);
     }
     let server = Server::start(listeners, routes, RequestIds::new(random::bytes()));
-    let admin = match config.listen.metrics {
-        Some(addr) => {
-            let admin = Admin::start(addr, Arc::clone(&metrics), readiness.clone());
-            Some(admin.map_err(|error| Refusal::new(StartReason::HostFault, None, &error))?)
-        }
-        None => None,
-    };
+    let admin = start_admin(&config, &metrics, &readiness)?;
     let reaper = claims.sandboxes.means().reaper.clone();
     tasks.spawn("leases", reap(reaper, claims.sandboxes.clone(), tasks.clone()));
     let behind = take_up(&claims, &engine, &config, &opened)
@@ -217,6 +211,19 @@ async fn start(
         address,
     };
     Ok((rooms, behind))
+}
+
+/// Metrics and health on their own thread, where the configuration wants them.
+fn start_admin(
+    config: &Config,
+    metrics: &Arc<Metrics>,
+    readiness: &Readiness,
+) -> Result<Option<Admin>, Refusal> {
+    let addr = config.listen.metrics;
+    let admin = addr.map(|addr| Admin::start(addr, Arc::clone(metrics), readiness.clone()));
+    admin
+        .transpose()
+        .map_err(|error| Refusal::new(StartReason::HostFault, None, &error))
 }
 
 fn open_journal(config: &Config, clock: &Clock) -> Result<(Journal, Opened), Refusal> {
@@ -339,8 +346,7 @@ async fn take_up(
         claims
             .sandboxes
             .means()
-            .journal
-            .append(None, &boot)
+            .record(None, &boot)
             .map_err(|error| failed(&error))?,
     );
     faults::passage("recover.boot_recorded");

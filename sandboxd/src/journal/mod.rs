@@ -97,10 +97,14 @@ impl Journal {
     pub async fn settle(&self, written: Written) -> Result<Written, AppendError> {
         match self.inner.mode {
             SyncMode::Auto => Ok(written),
-            SyncMode::Always => self
-                .synced(written)
-                .await
-                .map(|synced| Written { seq: synced.seq }),
+            SyncMode::Always => {
+                let bytes = written.bytes;
+                let synced = self.synced(written).await?;
+                Ok(Written {
+                    seq: synced.seq,
+                    bytes,
+                })
+            }
         }
     }
 

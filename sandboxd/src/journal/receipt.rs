@@ -7,6 +7,7 @@ use sandbox_protocol::reason::Reason;
 #[must_use = "an answer takes its receipt"]
 pub struct Written {
     pub(super) seq: u64,
+    pub(super) bytes: u64,
 }
 
 impl Written {
@@ -14,6 +15,12 @@ impl Written {
     #[must_use]
     pub const fn seq(&self) -> u64 {
         self.seq
+    }
+
+    /// Its length in the log, framing included.
+    #[must_use]
+    pub const fn bytes(&self) -> u64 {
+        self.bytes
     }
 }
 

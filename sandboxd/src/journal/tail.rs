@@ -174,11 +174,9 @@ impl Tail {
         drop(seat);
         let seq = outcome.get().copied().unwrap_or(Err(AppendError::Failed))?;
         work::count(work::Kind::JournalRecords, 1);
-        work::count(
-            work::Kind::JournalBytes,
-            u64::try_from(FRAME + bytes).unwrap_or(u64::MAX),
-        );
-        Ok(Written { seq })
+        let bytes = u64::try_from(FRAME + bytes).unwrap_or(u64::MAX);
+        work::count(work::Kind::JournalBytes, bytes);
+        Ok(Written { seq, bytes })
     }
 
     pub(super) fn health(&self) -> watch::Receiver<Health> {

@@ -90,8 +90,7 @@ impl Pools {
             self.0
                 .sandboxes
                 .means()
-                .journal
-                .append(None, &record)
+                .record(None, &record)
                 .map_err(PoolError::Journal)?,
         );
         faults::passage("pool.applied");
@@ -113,8 +112,7 @@ impl Pools {
             self.0
                 .sandboxes
                 .means()
-                .journal
-                .append(None, &record)
+                .record(None, &record)
                 .map_err(PoolError::Journal)?,
         );
         faults::passage("pool.deleted");

@@ -4,6 +4,7 @@ use std::sync::{Arc, atomic::Ordering};
 
 use sandbox_protocol::reason::Reason;
 use tokio::time::timeout;
+use tracing::Instrument as _;
 
 use super::{Pools, monitor::FRESH, monitor::Pool};
 use crate::{
@@ -12,6 +13,7 @@ use crate::{
     engine::Capture,
     random,
     sandbox::{MakeError, MakeSpec, Source, Warm, Why, WhyKind},
+    telemetry::span,
     words::{Name, Tier},
 };
 
@@ -49,6 +51,8 @@ async fn until(at: Option<Tick>, pools: &Pools) {
 fn pass(pools: &Pools) -> Option<Tick> {
     let inner = &pools.0;
     let mut wake_at: Option<Tick> = None;
+    let used = inner.sandboxes.means().admission.used();
+    inner.metrics.node.reserved(used.reserved.0);
     for pool in pools.list() {
         let Some(capture) = inner.templates.current(&pool.key()) else {
             prepare(pools, &pool, &mut wake_at);
@@ -67,7 +71,9 @@ fn pass(pools: &Pools) -> Option<Tick> {
         inner.in_flight.fetch_add(plan.start, Ordering::Relaxed);
         for _ in 0..plan.start {
             let making = make_one(pools.clone(), Arc::clone(&pool), capture.clone());
-            inner.tasks.spawn("making", making);
+            inner
+                .tasks
+                .spawn("making", making.instrument(span::refill(pool.name().as_str())));
         }
         wake_at = [wake_at, plan.wake_at].into_iter().flatten().min();
     }

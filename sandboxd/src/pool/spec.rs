@@ -1,9 +1,12 @@
 //! What a pool is to be, from the configuration file or from the API.
 
+use std::time::Duration;
+
 use sandbox_protocol::v1;
 
 use super::policy::Bounds;
 use crate::{
+    config::PoolConfig,
     journal::PoolRow,
     words::{Name, PoolKey},
 };
@@ -52,6 +55,23 @@ pub struct Spec {
 }
 
 impl Spec {
+    /// A checked pool, and who defined it.
+    #[must_use]
+    pub fn new(name: Name, pool: &PoolConfig, source: Source) -> Self {
+        let secs = |time: Duration| u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
+        Self {
+            name,
+            key: pool.key.clone(),
+            warm: pool.warm,
+            warm_max: pool.warm_max,
+            lease: LeaseBounds {
+                secs: secs(pool.lease),
+                max_secs: secs(pool.lease_max),
+            },
+            source,
+        }
+    }
+
     /// Bounds of the target.
     #[must_use]
     pub fn bounds(&self) -> Bounds {

@@ -3,7 +3,9 @@
 //! Invariant 21: ending always progresses; twice is harmless. Whatever is under way, the wish to end is looked at first;
 //! a teardown step that fails is tried again for ever, with growing pauses, and is shown.
 
-use std::{sync::Arc, time::Duration};
+use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+
+use futures_util::FutureExt as _;
 
 use sandbox_protocol::id::{RequestId, SandboxId};
 use tokio::{sync::oneshot, time::timeout};
@@ -12,13 +14,13 @@ use tracing::Instrument as _;
 use super::{
     entry::{AgentFacts, Birth, Sandbox, Warm},
     life::{Event, Life, Why, WhyKind},
-    registry::Sandboxes,
+    registry::{Means, Sandboxes},
     row::Adoptable,
 };
 use crate::{
     admission::{Full, Reservation},
     agent::{self, AgentError, RenewMode, RenewSpec},
-    engine::{Capture, EngineError, Identity, Machine, Place, Port, PortName, Purpose},
+    engine::{Capture, EngineError, ExitReport, Identity, Machine, Place, Port, PortName, Purpose},
     faults,
     image::Image,
     journal::{AppendError, SandboxRow, Transition},
@@ -26,7 +28,7 @@ use crate::{
     random,
     telemetry::{
         chain,
-        metrics::{RefillStep, RefillTimes},
+        metrics::{Outcome, RefillSeries, RefillStep, RefillTimes},
         span,
     },
     words::{Name, PoolKey, Size, Tier},
@@ -77,6 +79,8 @@ enum StepError {
     Late { step: &'static str, limit: Duration },
     #[error("start")]
     Engine(#[source] EngineError),
+    #[error("the machine ended: {0}")]
+    Exited(ExitReport),
     #[error("link")]
     Link(#[source] link::LinkError),
     #[error("agent")]
@@ -107,6 +111,7 @@ impl Sandboxes {
     /// # Errors
     /// See [`MakeError`].
     pub async fn make(&self, spec: MakeSpec) -> Result<Warm, MakeError> {
+        let mut meter = Meter::begin(self.means(), &spec);
         let reservation = self
             .means()
             .admission
@@ -132,10 +137,10 @@ impl Sandboxes {
         // Written is enough: nothing waits for the disk.
         drop(
             self.means()
-                .journal
-                .append(Some(id), &intent)
+                .record(Some(id), &intent)
                 .map_err(MakeError::Journal)?,
         );
+        meter.done(RefillStep::Reserve);
         faults::passage("sandbox.making_recorded");
         let birth = Birth {
             id,
@@ -149,8 +154,8 @@ impl Sandboxes {
         };
         let (answer, made) = oneshot::channel();
         let actor = self.enter(birth, Some(reservation));
-        self.owners()
-            .spawn("sandbox", actor.make(spec, answer).instrument(span::sandbox(&id)));
+        let sandbox = Arc::clone(&actor.sandbox);
+        self.own(&sandbox, actor.make(spec, meter, answer));
         // The owner always answers; were it to panic, its sandbox would be one that was never made.
         made.await
             .unwrap_or_else(|_panicked| Err(MakeError::Failed(Why::of(WhyKind::MakeFailed))))
@@ -189,30 +194,76 @@ impl Sandboxes {
         }
         let life = sandbox.life();
         match life {
-            Life::Ending { .. } => self
-                .owners()
-                .spawn("sandbox", actor.end().instrument(span::sandbox(&id))),
+            Life::Ending { .. } => self.own(&sandbox, actor.end()),
             Life::Failed { claim, .. } => self.means().reaper.set(id, None, claim.lease.until),
             Life::Gone { .. } => self.retire_if_gone(&sandbox),
             Life::Making | Life::Warm | Life::Claimed(_) => {}
-            Life::Quarantined { .. } => self
-                .owners()
-                .spawn("sandbox", actor.guard().instrument(span::sandbox(&id))),
+            Life::Quarantined { .. } => self.own(&sandbox, actor.guard()),
         }
     }
 
     fn enter(&self, birth: Birth, reservation: Option<Reservation>) -> Actor {
-        let sandbox = Arc::new(Sandbox::new(birth));
+        let sandbox = Arc::new(Sandbox::new(birth, reservation));
         self.insert(Arc::clone(&sandbox));
         Actor {
             sandbox,
             sandboxes: self.clone(),
             machine: None,
-            reservation,
+        }
+    }
+
+    /// Starts the task that owns a sandbox. Where it panics, that sandbox ends, and no other.
+    fn own(&self, sandbox: &Arc<Sandbox>, owner: impl Future<Output = ()> + Send + 'static) {
+        let (span, sandbox, sandboxes) = (span::sandbox(&sandbox.id), Arc::clone(sandbox), self.clone());
+        let owned = async move {
+            if AssertUnwindSafe(owner).catch_unwind().await.is_err() {
+                // Its panic was logged where it happened. It may be ending already.
+                drop(sandbox.apply(&sandboxes, Event::Died(Why::of(WhyKind::OwnerPanicked))));
+                let actor = Actor {
+                    sandbox,
+                    sandboxes,
+                    machine: None,
+                };
+                Box::pin(actor.end()).await;
+            }
+        };
+        self.owners().spawn("sandbox", owned.instrument(span));
+    }
+}
+
+/// What a refill takes, step by step. What is made on demand is a step of its claim and no refill.
+#[derive(Debug)]
+struct Meter {
+    times: RefillTimes,
+    series: Option<RefillSeries>,
+}
+
+impl Meter {
+    fn begin(means: &Means, spec: &MakeSpec) -> Self {
+        let pool = spec.pool.as_ref().filter(|_| spec.tier == Tier::Warm);
+        Self {
+            times: RefillTimes::start(means.clock.clone()),
+            series: pool.map(|pool| means.metrics.refill.series(pool)),
+        }
+    }
+
+    fn done(&mut self, step: RefillStep) {
+        if let Some(series) = &self.series {
+            series.done(&mut self.times, step);
+        }
+    }
+
+    fn over(&self, outcome: Outcome) {
+        if let Some(series) = &self.series {
+            // The pool's own average has its lead time from the same clock.
+            let _lead = series.finish(&self.times, outcome);
         }
     }
 }
 
+/// A machine that dies closes its ports a moment before its process is seen to have ended: for so long a broken port waits
+/// for the better reason.
+const DYING: Duration = Duration::from_secs(1);
 /// How often a guest's wall clock is looked after.
 const CLOCK_EVERY: Duration = Duration::from_secs(600);
 
@@ -265,9 +316,8 @@ impl Admitted {
     pub async fn take_up(self, size: Size) -> Result<Option<Warm>, Why> {
         let Self { actor, identity } = self;
         let (answer, adopted) = oneshot::channel();
-        let owners = actor.sandboxes.owners().clone();
-        let span = span::sandbox(&actor.sandbox.id);
-        owners.spawn("sandbox", actor.adopt(identity, size, answer).instrument(span));
+        let (sandbox, sandboxes) = (Arc::clone(&actor.sandbox), actor.sandboxes.clone());
+        sandboxes.own(&sandbox, actor.adopt(identity, size, answer));
         adopted
             .await
             .unwrap_or_else(|_panicked| Err(Why::of(WhyKind::LostOnRestart)))
@@ -279,19 +329,22 @@ struct Actor {
     sandbox: Arc<Sandbox>,
     sandboxes: Sandboxes,
     machine: Option<Box<dyn Machine>>,
-    /// None only for a row of an earlier daemon whose slot is another's by now: there is nothing of it to tear down.
-    reservation: Option<Reservation>,
 }
 
 impl Actor {
-    async fn make(mut self, spec: MakeSpec, answer: oneshot::Sender<Result<Warm, MakeError>>) {
+    async fn make(
+        mut self,
+        spec: MakeSpec,
+        mut meter: Meter,
+        answer: oneshot::Sender<Result<Warm, MakeError>>,
+    ) {
         let sandbox = Arc::clone(&self.sandbox);
         let owners = self.sandboxes.owners().clone();
         let made = tokio::select! {
             biased;
             () = sandbox.wake.notified() => Err(None),
             () = owners.stopping() => Err(Some(Why::of(WhyKind::Stopped))),
-            made = Box::pin(self.bring_up(&spec)) => made.map_err(|error| Some(Why::with(WhyKind::MakeFailed, chain(&error)))),
+            made = Box::pin(self.bring_up(&spec, &mut meter)) => made.map_err(|error| Some(Why::with(WhyKind::MakeFailed, chain(&error)))),
         };
         let made = made.and_then(|record| {
             let made = self.sandbox.apply(&self.sandboxes, Event::Made(Box::new(record)));
@@ -300,6 +353,8 @@ impl Actor {
         });
         match made {
             Ok(()) => {
+                meter.done(RefillStep::Stock);
+                meter.over(Outcome::Ok);
                 faults::passage("sandbox.warmed");
                 let warm = Warm::new(Arc::clone(&self.sandbox), self.sandboxes.clone());
                 // Whoever asked may have left: the Warm is dropped then, and that ends it.
@@ -309,6 +364,11 @@ impl Actor {
             Err(why) => {
                 let why = why.or_else(|| self.sandbox.with_life(|life| life.why().cloned()));
                 let why = why.unwrap_or(Why::of(WhyKind::MakeFailed));
+                meter.over(if why.kind == WhyKind::MakeFailed {
+                    Outcome::Failed
+                } else {
+                    Outcome::Left
+                });
                 // It may be ending already, by the wish that interrupted the making.
                 self.sandboxes.end(&self.sandbox, why.clone());
                 drop(answer.send(Err(MakeError::Failed(why))));
@@ -318,25 +378,13 @@ impl Actor {
     }
 
     /// Machine, link, identity: the chain of a making.
-    async fn bring_up(&mut self, spec: &MakeSpec) -> Result<Transition, StepError> {
+    async fn bring_up(&mut self, spec: &MakeSpec, meter: &mut Meter) -> Result<Transition, StepError> {
         let means = self.sandboxes.means();
         let limits = means.deadlines;
         let place = Place {
             slot: self.sandbox.slot,
             size: spec.size,
             lane: spec.key.lane,
-        };
-        let mut times = RefillTimes::start(means.clock.clone());
-        // What is made on demand is a step of its claim, not a refill.
-        let series = spec
-            .pool
-            .as_ref()
-            .filter(|_| spec.tier == Tier::Warm)
-            .map(|pool| means.metrics.refill.series(pool));
-        let mut done = |step| {
-            if let Some(series) = &series {
-                series.done(&mut times, step);
-            }
         };
         let (machine, hello_limit, mode) = match &spec.source {
             Source::Clone(capture) => {
@@ -358,18 +406,18 @@ impl Actor {
         };
         let machine = self.machine.insert(machine);
         faults::passage("sandbox.started");
-        done(RefillStep::Start);
+        meter.done(RefillStep::Start);
 
         let opened = Box::pin(open_link(machine.as_ref(), &self.sandboxes, hello_limit)).await?;
         faults::passage("sandbox.linked");
-        done(RefillStep::Link);
+        meter.done(RefillStep::Link);
 
         opened.link.pace(means.paces.warm);
         self.sandbox.set_link(Some(opened.link.clone()));
         let renewing = agent::renew(&opened.link, renewal(mode, self.sandbox.id), &means.clock);
         let renewed = within("renew", limits.renew, StepError::Agent, renewing).await?;
         faults::passage("sandbox.renewed_guest");
-        done(RefillStep::Renew);
+        meter.done(RefillStep::Renew);
 
         let identity = machine.identity();
         self.sandbox.set_agent(AgentFacts {
@@ -399,7 +447,7 @@ impl Actor {
             () = sandbox.wake.notified() => Err(Why::of(WhyKind::Released)),
             () = owners.stopping() => return,
             taken = Box::pin(self.take_up(identity, size)) => taken.map_err(|error| match &error {
-                StepError::Engine(EngineError::Gone { .. }) => Why::with(WhyKind::LostOnRestart, chain(&error)),
+                StepError::Engine(EngineError::Gone { .. }) | StepError::Exited(_) => Why::with(WhyKind::LostOnRestart, chain(&error)),
                 StepError::Late { .. } | StepError::Engine(_) | StepError::Link(_) | StepError::Agent(_)
                 | StepError::NotReady(_) | StepError::Foreign => {
                     Why::with(WhyKind::AgentLost, chain(&error))
@@ -495,28 +543,39 @@ impl Actor {
         Box::pin(self.end()).await;
     }
 
-    /// The link broke while the machine lives. A warm one ends; a claimed one's link must be back in time.
+    /// The link broke. That of a claimed one must be back in time; a warm one ends.
     async fn relink(&mut self, lost: &str) -> bool {
         let sandbox = Arc::clone(&self.sandbox);
         let means = self.sandboxes.means();
-        let gone = |detail: String| Event::Died(Why::with(WhyKind::AgentLost, detail));
-        let Some(machine) = self
-            .machine
-            .as_ref()
-            .filter(|_| sandbox.with_life(|life| matches!(life, Life::Claimed(_))))
-        else {
-            drop(sandbox.apply(&self.sandboxes, gone(lost.to_owned())));
+        let Some(machine) = &self.machine else {
             return false;
         };
+        // From here on no claim is given it.
         sandbox.set_link(None);
+        let opened = async {
+            if sandbox.with_life(|life| matches!(life, Life::Claimed(_))) {
+                let opening = open_link(machine.as_ref(), &self.sandboxes, means.deadlines.relink);
+                return opening.await.map_err(|error| match &error {
+                    StepError::Exited(report) => Why::with(WhyKind::VmExited, report),
+                    StepError::Late { .. }
+                    | StepError::Engine(_)
+                    | StepError::Link(_)
+                    | StepError::Agent(_)
+                    | StepError::NotReady(_)
+                    | StepError::Foreign => {
+                        Why::with(WhyKind::AgentLost, format_args!("{lost}; {}", chain(&error)))
+                    }
+                });
+            }
+            match timeout(DYING, machine.exited()).await {
+                Ok(report) => Err(Why::with(WhyKind::VmExited, report)),
+                Err(_lives) => Err(Why::with(WhyKind::AgentLost, lost)),
+            }
+        };
         let opened = tokio::select! {
             biased;
             () = sandbox.wake.notified() => return false,
-            report = machine.exited() => {
-                drop(sandbox.apply(&self.sandboxes, Event::Died(Why::with(WhyKind::VmExited, report))));
-                return false;
-            }
-            opened = open_link(machine.as_ref(), &self.sandboxes, means.deadlines.relink) => opened,
+            opened = opened => opened,
         };
         match opened {
             Ok(opened) => {
@@ -524,8 +583,8 @@ impl Actor {
                 sandbox.set_link(Some(opened.link));
                 true
             }
-            Err(error) => {
-                drop(sandbox.apply(&self.sandboxes, gone(format!("{lost}; {}", chain(&error)))));
+            Err(why) => {
+                drop(sandbox.apply(&self.sandboxes, Event::Died(why)));
                 false
             }
         }
@@ -544,6 +603,15 @@ impl Actor {
 
     /// The one teardown list, for release, lease, failure and restart alike.
     async fn end(self) {
+        let why = self
+            .sandbox
+            .with_life(|life| life.why().map(ToString::to_string))
+            .unwrap_or_default();
+        let span = span::end(&self.sandbox.id, &why);
+        self.tear_down().instrument(span).await;
+    }
+
+    async fn tear_down(self) {
         let means = self.sandboxes.means();
         if let Some(link) = self.sandbox.link() {
             link.close();
@@ -555,7 +623,7 @@ impl Actor {
             let killing = async {
                 match &self.machine {
                     Some(machine) => machine.kill().await,
-                    None if self.reservation.is_some() => means.engine.reap(self.sandbox.slot).await,
+                    None if self.sandbox.has_place() => means.engine.reap(self.sandbox.slot).await,
                     None => Ok(()),
                 }
             };
@@ -581,9 +649,10 @@ impl Actor {
         faults::passage("sandbox.gone");
         // Invariant 11. The VM is proved gone, and the record says so: a later one may name the slot. The other way
         // round a kill in between would leave two rows with one slot, and the end of the first would end the second.
-        drop(self.reservation);
-        if let Some(why) = self.sandbox.with_life(|life| life.why().map(|why| why.kind)) {
-            means.metrics.sandbox.ended(why.metric());
+        drop(self.sandbox.give_place_back());
+        if let Some(why) = self.sandbox.with_life(|life| life.why().cloned()) {
+            means.metrics.sandbox.ended(why.kind.metric());
+            tracing::info!(%why, "ended");
         }
         if let Life::Failed { claim, .. } = self.sandbox.life() {
             means.reaper.set(self.sandbox.id, None, claim.lease.until);
@@ -606,11 +675,27 @@ pub(crate) fn renewal(mode: RenewMode, sandbox: SandboxId) -> RenewSpec {
     }
 }
 
+/// Connects to the agent and greets it, unless the machine ends first.
 async fn open_link(
     machine: &dyn Machine,
     sandboxes: &Sandboxes,
     limit: Duration,
 ) -> Result<Opened, StepError> {
+    let opening = async {
+        let opened = greet(machine, sandboxes, limit).await;
+        if opened.is_err() {
+            tokio::time::sleep(DYING).await;
+        }
+        opened
+    };
+    tokio::select! {
+        biased;
+        report = machine.exited() => Err(StepError::Exited(report)),
+        opened = opening => opened,
+    }
+}
+
+async fn greet(machine: &dyn Machine, sandboxes: &Sandboxes, limit: Duration) -> Result<Opened, StepError> {
     let port = within(
         "connect",
         limit,

@@ -17,6 +17,7 @@ use super::{
     registry::Sandboxes,
 };
 use crate::{
+    admission::Reservation,
     agent::Condition,
     clock::{Tick, WallTime},
     journal::{AppendError, Written},
@@ -59,6 +60,9 @@ pub struct Sandbox {
     link: RwLock<Option<Link>>,
     /// Trouble that its agent told of, one of each name at most.
     conditions: Mutex<Vec<Condition>>,
+    /// Its part of the node's budget, until it is proved gone. None from the start only for a row of an earlier daemon
+    /// whose slot is another's by now: there is nothing of it to tear down.
+    place: Mutex<Option<Reservation>>,
 }
 
 impl fmt::Debug for Sandbox {
@@ -101,7 +105,7 @@ pub(super) struct Birth {
 }
 
 impl Sandbox {
-    pub(super) fn new(birth: Birth) -> Self {
+    pub(super) fn new(birth: Birth, place: Option<Reservation>) -> Self {
         let Birth {
             id,
             slot,
@@ -129,6 +133,7 @@ impl Sandbox {
             agent: OnceLock::new(),
             link: RwLock::new(None),
             conditions: Mutex::default(),
+            place: Mutex::new(place),
         }
     }
 
@@ -170,6 +175,17 @@ impl Sandbox {
         drop(self.agent.set(facts));
     }
 
+    pub(super) fn has_place(&self) -> bool {
+        self.place
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .is_some()
+    }
+
+    pub(super) fn give_place_back(&self) -> Option<Reservation> {
+        self.place.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
     /// Notes trouble that its agent told of; the newest of a name replaces the one before.
     pub(super) fn note(&self, condition: Condition) {
         let mut conditions = self.conditions.lock().unwrap_or_else(PoisonError::into_inner);
@@ -199,7 +215,7 @@ impl Sandbox {
             unrecorded: false,
         };
         if let Some(record) = &step.record {
-            match sandboxes.means().journal.append(Some(self.id), record) {
+            match sandboxes.means().record(Some(self.id), record) {
                 Ok(written) => applied.written = Some(written),
                 Err(error) if is_change => return Err(ApplyError::Journal(error)),
                 Err(_told_by_the_journal) => applied.unrecorded = true,

@@ -67,6 +67,8 @@ why! {
     LostOnRestart = "lost_on_restart",
     /// Its record is damaged.
     RecordDamaged = "record_damaged",
+    /// The task that owned it panicked.
+    OwnerPanicked = "owner_panicked",
 }
 
 impl WhyKind {
@@ -85,6 +87,7 @@ impl WhyKind {
             Self::MakeFailed => EndedWhy::MakeFailed,
             Self::HostRestarted => EndedWhy::HostBooted,
             Self::LostOnRestart | Self::RecordDamaged => EndedWhy::NotAdopted,
+            Self::OwnerPanicked => EndedWhy::Bug,
         }
     }
 
@@ -96,7 +99,8 @@ impl WhyKind {
             | Self::AgentLost
             | Self::HostRestarted
             | Self::LostOnRestart
-            | Self::RecordDamaged => true,
+            | Self::RecordDamaged
+            | Self::OwnerPanicked => true,
             Self::Released
             | Self::LeaseExpired
             | Self::Abandoned

@@ -24,7 +24,7 @@ use crate::{
     engine::Engine,
     faults,
     feed::{Feed, Reader},
-    journal::Journal,
+    journal::{AppendError, Journal, Transition, Written},
     tasks::Group,
     telemetry::metrics::{Metrics, SandboxState},
     words::Name,
@@ -93,6 +93,39 @@ pub struct Means {
     pub deadlines: Deadlines,
     /// What is counted.
     pub metrics: Arc<Metrics>,
+}
+
+impl Means {
+    /// Appends a record, and measures it.
+    ///
+    /// # Errors
+    /// The journal's.
+    pub fn record(
+        &self,
+        sandbox: Option<SandboxId>,
+        transition: &Transition,
+    ) -> Result<Written, AppendError> {
+        let begun = self.clock.tick();
+        let written = self.journal.append(sandbox, transition)?;
+        self.metrics
+            .journal
+            .appended(written.bytes(), self.clock.tick().since(begun));
+        Ok(written)
+    }
+
+    /// Waits for the disk if the configuration wants records to, and measures that.
+    ///
+    /// # Errors
+    /// The journal's.
+    pub async fn settle(&self, written: Written) -> Result<Written, AppendError> {
+        if !self.journal.waits_for_disk() {
+            return Ok(written);
+        }
+        let begun = self.clock.tick();
+        let settled = Box::pin(self.journal.settle(written)).await?;
+        self.metrics.journal.sync.observe(self.clock.tick().since(begun));
+        Ok(settled)
+    }
 }
 
 /// The registry; cheap to clone.

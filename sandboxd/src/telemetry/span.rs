@@ -2,21 +2,21 @@
 
 use std::fmt::Display;
 
-use tracing::{Span, info_span};
+use tracing::{Span, debug_span, info_span};
 
 /// A call of the API.
 pub fn rpc(method: &str, request: &impl Display) -> Span {
-    info_span!("rpc", method, request = %request)
+    debug_span!("rpc", method, request = %request)
 }
 
 /// The transaction of one claim; `pool` is empty where no pool serves it.
 pub fn claim(pool: &str) -> Span {
-    info_span!("claim", pool)
+    debug_span!("claim", pool)
 }
 
 /// One clone on its way into the stock.
-pub fn refill(pool: &str, slot: &impl Display) -> Span {
-    info_span!("refill", pool, slot = %slot)
+pub fn refill(pool: &str) -> Span {
+    info_span!("refill", pool)
 }
 
 /// The life of one sandbox: its actor.

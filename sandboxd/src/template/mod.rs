@@ -84,6 +84,14 @@ struct Inner {
 pub struct Variant {
     /// What lies on the disk.
     pub capture: Capture,
+    /// Why it is not used, as far as its manifest tells.
+    stale: Option<String>,
+}
+
+impl Variant {
     /// Why it is not used; none: it is.
-    pub stale: Option<String>,
+    #[must_use]
+    pub fn stale(&self) -> Option<&str> {
+        self.stale.as_deref().or_else(|| self.capture.unusable())
+    }
 }

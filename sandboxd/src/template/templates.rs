@@ -148,7 +148,7 @@ impl Templates {
         let variants = self.0.variants.read().unwrap_or_else(PoisonError::into_inner);
         variants
             .get(key)
-            .filter(|variant| variant.stale.is_none())
+            .filter(|variant| variant.stale().is_none())
             .map(|variant| variant.capture.clone())
     }
 

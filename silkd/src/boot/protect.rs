@@ -67,6 +67,8 @@ fn groups(root: &Path) -> io::Result<()> {
         (work.join("cpu.weight"), "100".to_owned()),
         (work.join("memory.max"), limits.work_max.to_string()),
         (work.join("pids.max"), limits.work_pids.to_string()),
+        // Each tree of programs gets a share of its own, however many tasks it has.
+        (work.join("cgroup.subtree_control"), "+cpu".to_owned()),
     ] {
         told(&file.display().to_string(), put(&file, &value));
     }

@@ -216,7 +216,7 @@ impl Daemon {
     }
 
     fn write_config(&self) {
-        fs::write(self.config_file(), self.setup.file(&self.dir())).unwrap();
+        fs::write(self.config_file(), self.setup.file(&self.dir(), &self.socket())).unwrap();
     }
 
     /// Puts other text in the place of what [`Setup::config`] gave; a reload or a new start reads it.
@@ -247,7 +247,15 @@ impl Daemon {
     /// Where it listens.
     #[must_use]
     pub fn address(&self) -> String {
-        format!("unix:{}", self.dir().join("api.sock").display())
+        format!("unix:{}", self.socket().display())
+    }
+
+    fn socket(&self) -> PathBuf {
+        if self.setup.socket_outside {
+            self.home.path().join("api.sock")
+        } else {
+            self.dir().join("api.sock")
+        }
     }
 
     /// A client with the rights of this process, an operator's.
@@ -351,13 +359,10 @@ impl Drop for Daemon {
             running.process.kill_now();
         }
         for (process, group) in process::sandboxes(&self.dir()) {
+            process.kill_now();
             // What the sandbox's programs left behind ends with its group, where there is one.
             if let Some(group) = &group {
-                drop(fs::write(group.join("cgroup.kill"), "1"));
-            }
-            process.kill_now();
-            if let Some(group) = &group {
-                process::remove_group(group);
+                process::end_group(group);
             }
         }
     }

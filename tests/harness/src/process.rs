@@ -2,7 +2,8 @@
 
 use std::{
     fs,
-    os::{fd::OwnedFd, unix::fs::FileExt as _},
+    io::{Read as _, Seek as _},
+    os::fd::OwnedFd,
     path::Path,
     time::Duration,
 };
@@ -154,33 +155,36 @@ pub fn sandboxes(run_dir: &Path) -> Vec<(Process, Option<std::path::PathBuf>)> {
     found
 }
 
-/// Removes a control group that was killed, with those below it, once the last in it is dead. Gives up after a while:
-/// it is for clearing up.
-pub(crate) fn remove_group(group: &Path) {
-    if let Ok(events) = fs::File::open(group.join("cgroup.events")) {
-        let limit = Timespec::try_from(Duration::from_secs(10)).unwrap();
-        let is_populated = || {
-            let mut text = [0; 256];
-            // Reading takes note of the state, and the next change wakes the poll.
-            let length = events.read_at(&mut text, 0).unwrap_or(0);
-            String::from_utf8_lossy(&text[..length]).contains("populated 1")
-        };
-        while is_populated() {
-            let mut changed = [PollFd::new(&events, PollFlags::PRI)];
-            if !matches!(rustix::event::poll(&mut changed, Some(&limit)), Ok(1)) {
-                break;
-            }
+/// Kills what is in a control group, waits until nothing is, and removes it with the groups below it. Gives up after a
+/// while: it is for clearing up.
+pub(crate) fn end_group(group: &Path) {
+    let Ok(mut events) = fs::File::open(group.join("cgroup.events")) else {
+        return;
+    };
+    fs::write(group.join("cgroup.kill"), "1").ok();
+    let limit = Timespec::try_from(Duration::from_secs(10)).unwrap();
+    loop {
+        let mut text = String::new();
+        events.rewind().unwrap();
+        // A group that is gone cannot be read.
+        let empty = events.read_to_string(&mut text).is_err() || text.contains("populated 0");
+        // The kernel signals a change of this file as priority.
+        let mut changed = [PollFd::new(&events, PollFlags::PRI)];
+        if empty || !matches!(rustix::event::poll(&mut changed, Some(&limit)), Ok(1)) {
+            break;
         }
     }
-    remove_tree(group);
+    if let Err(error) = remove_group(group) {
+        eprintln!("{} is left: {error}", group.display());
+    }
 }
 
-fn remove_tree(group: &Path) {
-    for entry in fs::read_dir(group).into_iter().flatten().flatten() {
-        if entry.path().is_dir() {
-            remove_tree(&entry.path());
+fn remove_group(group: &Path) -> std::io::Result<()> {
+    for entry in fs::read_dir(group)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            remove_group(&entry.path())?;
         }
     }
-    // What is not empty after all stays, and is none of ours to judge.
-    drop(fs::remove_dir(group));
+    fs::remove_dir(group)
 }

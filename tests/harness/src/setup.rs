@@ -25,6 +25,7 @@ pub struct Setup {
     keep: bool,
     config: String,
     pub(crate) state_dir: Option<PathBuf>,
+    pub(crate) socket_outside: bool,
     pub(crate) failpoints: String,
     pub(crate) log: String,
     /// A program and its first arguments, which starts the daemon in its own place.
@@ -46,6 +47,7 @@ impl Setup {
             keep: false,
             config: String::new(),
             state_dir: None,
+            socket_outside: false,
             failpoints: String::new(),
             log: "info".to_owned(),
             wrapper: Vec::new(),
@@ -154,6 +156,13 @@ impl Setup {
         self
     }
 
+    /// The API's socket beside the state, where it can be reached though the state lies on a disk of the daemon's own.
+    #[must_use]
+    pub fn socket_outside(mut self) -> Self {
+        self.socket_outside = true;
+        self
+    }
+
     /// Filter of the log; `info` unless set.
     #[must_use]
     pub fn log(mut self, filter: &str) -> Self {
@@ -218,8 +227,7 @@ impl Setup {
     }
 
     /// The configuration file.
-    pub(crate) fn file(&self, dir: &Path) -> String {
-        let socket = dir.join("api.sock");
+    pub(crate) fn file(&self, dir: &Path, socket: &Path) -> String {
         let mut lines = vec![
             format!("node.state_dir = {dir:?}"),
             format!("node.run_dir = {dir:?}"),

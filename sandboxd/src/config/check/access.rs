@@ -9,7 +9,7 @@ use crate::{
         values,
         walk::{Section, Walk, Wrong},
     },
-    words::Name,
+    words::{Name, OPERATOR},
 };
 
 pub(super) fn tenants(walk: &mut Walk, root: &mut Section<'_>) -> BTreeMap<Name, Tenant> {
@@ -28,8 +28,15 @@ pub(super) fn tenants(walk: &mut Walk, root: &mut Section<'_>) -> BTreeMap<Name,
                 .collect::<Option<_>>()
                 .map_or(TenantPools::All, TenantPools::Named),
         };
-        if let Some(name) = table_name(walk, &name, &table) {
-            tenants.insert(name, Tenant { pools });
+        let span = name.span.clone();
+        match table_name(walk, &name, &table) {
+            // What operators claim stands under this name.
+            Some(name) if name.as_str() == OPERATOR => {
+                let wrong = Wrong::new("this name is the operators'", "another name");
+                walk.mistake(span, format!("tenant.{OPERATOR}"), wrong);
+            }
+            Some(name) => drop(tenants.insert(name, Tenant { pools })),
+            None => {}
         }
         walk.done(table);
     }

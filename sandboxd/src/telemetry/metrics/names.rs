@@ -133,6 +133,8 @@ labels! {
         HostBooted = "host_booted",
         /// An operator ended it.
         Operator = "operator",
+        /// A bug of the daemon.
+        Bug = "bug",
     }
 }
 labels! {
