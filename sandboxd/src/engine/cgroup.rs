@@ -47,19 +47,23 @@ fn name(inode: u64) -> String {
     format!("{PREFIX}{inode:x}")
 }
 
-/// Makes a group, and gives the file through which a process enters it. An empty one that is left over from a machine
-/// whose directory had the same inode number makes room: it may have been killed, and since Linux 6.14 what is born below
-/// a group that ever was is killed at birth.
+/// Makes a group, and gives the file through which a process enters it.
 pub(super) fn make(group: &Path) -> io::Result<OwnedFd> {
-    if let Err(error) = fs::create_dir(group) {
-        if error.kind() != io::ErrorKind::AlreadyExists {
-            return Err(error);
-        }
-        remove(group)?;
-        fs::create_dir(group)?;
-    }
+    fresh(group)?;
     let procs = File::options().write(true).open(group.join("cgroup.procs"))?;
     Ok(procs.into())
+}
+
+/// A new group. An empty one that is left over from a machine whose directory had the same inode number makes room: it
+/// may have been killed, and since Linux 6.14 what is born below a group that ever was is killed at birth.
+fn fresh(group: &Path) -> io::Result<()> {
+    match fs::create_dir(group) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            remove(group)?;
+            fs::create_dir(group)
+        }
+        made => made,
+    }
 }
 
 /// Whether anything is in a group.
@@ -144,6 +148,19 @@ mod tests {
             Path::new("/sys/fs/cgroup/unified/")
         );
         assert_eq!(own_group("1 2 0:1 / / rw - ext4 /dev/vda rw\n", own), None);
+    }
+
+    #[test]
+    fn a_group_that_is_left_over_is_made_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let group = dir.path().join("sbx-1");
+        fs::create_dir_all(group.join("work/l0")).unwrap();
+        fresh(&group).unwrap();
+        assert_eq!(fs::read_dir(&group).unwrap().count(), 0);
+        // Here a file stands for what the kernel refuses to remove.
+        crate::disk::write_atomic(&group.join("lives"), b"", 0o600).unwrap();
+        fresh(&group).unwrap_err();
+        assert!(group.join("lives").exists());
     }
 
     #[tokio::test]

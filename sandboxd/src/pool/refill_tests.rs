@@ -42,7 +42,7 @@ async fn until(rooms: &Rooms, wanted: impl Fn() -> bool) {
 }
 
 fn pool(rooms: &Rooms, warm: u32) -> Arc<Pool> {
-    let pool = rooms.claims.pools.apply(spec("p", warm)).unwrap();
+    let (pool, _written) = rooms.claims.pools.apply(spec("p", warm)).unwrap();
     rooms.claims.pools.start();
     pool
 }
@@ -51,7 +51,7 @@ fn pool(rooms: &Rooms, warm: u32) -> Arc<Pool> {
 #[tokio::test]
 async fn one_build_serves_every_pool_that_waits_for_it() {
     let rooms = Rooms::with(8, SyncMode::Auto);
-    let other = rooms.claims.pools.apply(spec("q", 1)).unwrap();
+    let (other, _written) = rooms.claims.pools.apply(spec("q", 1)).unwrap();
     let pool = pool(&rooms, 2);
     within(until(&rooms, || {
         pool.view().warm == 2 && other.view().warm == 1 && pool.view().making == 0
@@ -148,9 +148,9 @@ async fn a_deleted_pool_leaves_nothing() {
     let pool = pool(&rooms, 1);
     until(&rooms, || pool.view().warm == 1).await;
     rooms.engine.set(Op::Hello, Some(Act::Hang));
-    rooms.claims.pools.apply(spec("p", 2)).unwrap();
+    let (_pool, _written) = rooms.claims.pools.apply(spec("p", 2)).unwrap();
     until(&rooms, || pool.view().making == 1).await;
-    rooms.claims.pools.delete(pool.name()).unwrap();
+    let _written = rooms.claims.pools.delete(pool.name()).unwrap();
     let mut vacancy = rooms.sandboxes().means().admission.vacancy();
     let empty = async {
         while rooms.held() > 0 {

@@ -12,9 +12,12 @@ use crate::{
     access::TokenHash,
     claim::tests::rooms::{Rooms, key},
     clock::{Tick, WallTime},
+    engine::Engine,
     engine::tests::fake::Op,
-    journal::{ClaimFacts, WarmFacts},
+    journal::{ClaimFacts, RowState, SandboxRow, State, WarmFacts},
     link::fake::within,
+    names::SlotNumber,
+    sandbox::{Why, WhyKind},
     words::{Accel, EngineKind, Tier},
 };
 

@@ -10,6 +10,7 @@ use sandbox_protocol::v1;
 use self::rooms::{Rooms, key};
 use super::{Ask, ClaimError, Granted, Wanted};
 use crate::{
+    config::TenantPools,
     engine::tests::fake::{Act, Op},
     journal::SyncMode,
     link::fake::within,
@@ -22,6 +23,7 @@ use crate::{
 fn ask(request: Option<&str>) -> Ask {
     Ask {
         owner: "operator".into(),
+        allowed: TenantPools::All,
         from: Wanted::Pool("p".parse().unwrap()),
         lease_secs: None,
         request: request.map(|key| (key.into(), "digest".into())),
@@ -48,7 +50,7 @@ async fn stocked(rooms: &Rooms, warm: u32) -> Arc<Pool> {
         lease: LeaseBounds::DEFAULT,
         source: Source::Applied,
     };
-    let pool = pools.apply(spec).unwrap();
+    let (pool, _written) = pools.apply(spec).unwrap();
     pools.start();
     let mut changes = pools.changes();
     within(async {
