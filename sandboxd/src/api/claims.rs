@@ -157,7 +157,11 @@ fn may_claim(desk: &Desk, principal: &Principal, wanted: &Wanted) -> Result<(), 
     let tenants = desk.tenants.load();
     let pool = match wanted {
         Wanted::Pool(name) => Some(name.clone()),
-        Wanted::Key(key) => desk.claims.pools.with_key(key).map(|pool| pool.name().clone()),
+        Wanted::Key(key) => desk
+            .claims
+            .pools
+            .with_key_if(key, |_| true)
+            .map(|pool| pool.name().clone()),
     };
     let allowed = match (tenants.get(tenant), &pool) {
         // A tenant that the configuration says nothing of may use every pool.
@@ -222,7 +226,9 @@ fn refusal(error: ClaimError) -> Refusal {
         ClaimError::TemplateBuilding(_) => plain(Reason::TemplateBuilding),
         ClaimError::Template { reason, .. } => plain(reason),
         ClaimError::Journal(error) => journal(&error),
+        ClaimError::NotAllowed(_) => plain(Reason::NotAllowed),
         ClaimError::Guest(_) => Refusal::field("env", text),
+        ClaimError::GuestLost(_) => plain(Reason::AgentLost),
         ClaimError::Deadline => plain(Reason::Deadline),
         ClaimError::Draining => plain(Reason::Draining),
     }

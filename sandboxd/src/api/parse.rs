@@ -156,6 +156,7 @@ pub(super) fn ask(
     Ok(Ask {
         owner,
         from: wanted,
+        allowed: crate::config::TenantPools::All,
         lease_secs: request.lease_secs,
         request: keyed,
         labels: labels(request.labels)?,

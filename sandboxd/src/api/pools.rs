@@ -87,7 +87,7 @@ fn apply(desk: &Desk, ctx: &Ctx, request: v1::PoolsApplyRequest) -> Result<v1::P
         let text = format!("there is no template {}", spec.key.template);
         return Err(Refusal::new(Reason::TemplateNotFound, text));
     }
-    let pool = desk.claims.pools.apply(spec).map_err(|error| refusal(&error))?;
+    let (pool, _written) = desk.claims.pools.apply(spec).map_err(|error| refusal(&error))?;
     Ok(pool.view())
 }
 
@@ -95,7 +95,7 @@ fn delete(desk: &Desk, ctx: &Ctx, request: &v1::PoolsDeleteRequest) -> Result<v1
     desk.serving()?;
     ctx.operator()?;
     let name = parse::name("name", &request.name)?;
-    desk.claims.pools.delete(&name).map_err(|error| refusal(&error))?;
+    let _written = desk.claims.pools.delete(&name).map_err(|error| refusal(&error))?;
     Ok(v1::PoolsDeleteReply {})
 }
 
