@@ -92,17 +92,7 @@ fn admit(desk: &Desk, ctx: &Ctx, request: Request<v1::ClaimsClaimRequest>) -> Re
     let owner =
         owner(&principal).ok_or_else(|| Refusal::new(Reason::NotAllowed, "a claimer cannot claim"))?;
     let deadline = desk.deadline(&request);
-    let ask = parse::ask(request.into_inner(), owner, desk.allowed(&principal), deadline)?;
-    match (&ask.allowed, &ask.from) {
-        (TenantPools::All, _) | (TenantPools::Named(_), Wanted::Pool(_)) => Ok(ask),
-        // A clone or a boot without a pool is for those who may use every pool.
-        (TenantPools::Named(names), Wanted::Key(key)) => {
-            let theirs = desk.claims.pools.with_key_if(key, |name| names.contains(name));
-            theirs
-                .map(|_| ask)
-                .ok_or_else(|| Refusal::new(Reason::NotAllowed, "no pool of this tenant has that key"))
-        }
-    }
+    parse::ask(request.into_inner(), owner, desk.allowed(&principal), deadline)
 }
 
 async fn claim(desk: &Desk, ask: Ask, trace: bool) -> Result<v1::ClaimsClaimReply, Refusal> {
@@ -207,6 +197,7 @@ fn refusal(error: ClaimError) -> Refusal {
         ClaimError::TemplateBuilding(_) => plain(Reason::TemplateBuilding),
         ClaimError::Template { reason, .. } => plain(reason),
         ClaimError::Journal(error) => journal(&error),
+        ClaimError::NotAllowed(_) => plain(Reason::NotAllowed),
         ClaimError::Guest(_) => Refusal::field("env", text),
         ClaimError::GuestLost(_) => plain(Reason::AgentLost),
         ClaimError::Deadline => plain(Reason::Deadline),

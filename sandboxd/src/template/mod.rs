@@ -17,7 +17,7 @@ mod templates;
 use std::{
     collections::{BTreeMap, HashMap},
     path::PathBuf,
-    sync::{Arc, Mutex, RwLock},
+    sync::{Arc, Mutex, PoisonError, RwLock},
     time::Duration,
 };
 
@@ -31,7 +31,7 @@ use crate::{
     clock::Clock,
     engine::{Capture, Engine},
     feed::Feed,
-    image,
+    image::{self, Digest},
     tasks::Group,
     words::{Name, PoolKey, Size},
 };
@@ -93,5 +93,18 @@ impl Variant {
     #[must_use]
     pub fn stale(&self) -> Option<&str> {
         self.stale.as_deref().or_else(|| self.capture.unusable())
+    }
+}
+
+impl Templates {
+    /// A load found that the capture of this digest cannot be used: it is not used any more, and built anew by whoever
+    /// wants the variant next. One that was replaced meanwhile stays as it is.
+    pub fn spoil(&self, key: &PoolKey, digest: Digest, why: String) {
+        let mut variants = self.0.variants.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(variant) = variants.get_mut(key)
+            && variant.capture.digest() == digest
+        {
+            variant.stale = Some(why);
+        }
     }
 }

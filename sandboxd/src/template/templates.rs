@@ -12,7 +12,7 @@ use crate::{
     engine::Capture,
     feed::{Feed, Reader},
     image::Image,
-    tasks::Group,
+    tasks::{self, Group},
     words::{EngineKind, Name, PoolKey, Size},
 };
 
@@ -162,15 +162,19 @@ impl Templates {
             .contains_key(key)
     }
 
-    /// The image that a template is made from, opened and checked. Blocks for as long as its digests take.
+    /// The image that a template is made from, opened and checked: as long as its digests take, on a thread for such
+    /// work. Cancel safe.
     ///
     /// # Errors
     /// [`TemplateError::NotFound`], [`TemplateError::Image`].
-    pub fn image(&self, name: &Name) -> Result<Image, TemplateError> {
+    pub async fn image(&self, name: &Name) -> Result<Image, TemplateError> {
         let spec = self
             .spec(name)
             .ok_or_else(|| TemplateError::NotFound(name.clone()))?;
-        self.open_image(&spec)
+        let templates = self.clone();
+        let opening = tasks::blocking("open-image", move || templates.open_image(&spec));
+        // A thread that panicked has logged why; nothing was opened.
+        opening.await.unwrap_or(Err(TemplateError::Cancelled))
     }
 
     pub(super) fn open_image(&self, spec: &Spec) -> Result<Image, TemplateError> {
