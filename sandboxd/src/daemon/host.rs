@@ -110,8 +110,7 @@ impl DaemonHost {
         if let Some(desk) = self.desk.get() {
             desk.tenants.store(Arc::new(tenants(new)));
         }
-        self.claims.templates.set_sizes(new.sizes.clone());
-        self.claims.templates.set_specs(template_specs(new));
+        self.claims.templates.set(template_specs(new), new.sizes.clone());
         for name in old.pools.keys().filter(|name| !new.pools.contains_key(*name)) {
             self.claims.pools.remove(name);
         }
