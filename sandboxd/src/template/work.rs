@@ -2,6 +2,8 @@
 
 use std::sync::{Arc, MutexGuard, PoisonError};
 
+use tokio::sync::oneshot;
+
 use super::{Build, Spec, TemplateError, Templates, UnderWay, Variant, build, building::Building, catalog};
 use crate::{
     engine::Capture,
@@ -152,15 +154,21 @@ impl Templates {
                 }
             }
             templates.forget_images();
-            templates.under_way().deleting.remove(&name);
             removed
         });
-        Ok(async move {
-            removing.await.unwrap_or_else(|panicked| {
-                tracing::error!(template = %whose, error = %chain(&panicked), "a deletion broke off");
-                Err(TemplateError::BrokeOff(whose))
-            })
-        })
+        let (tell, told) = oneshot::channel();
+        let (templates, name) = (self.clone(), whose.clone());
+        // A task of the group: a stop waits for it, whether or not the caller does.
+        self.0.tasks.spawn("delete template", async move {
+            let removed = removing.await.unwrap_or_else(|panicked| {
+                tracing::error!(template = %name, error = %chain(&panicked), "a deletion broke off");
+                Err(TemplateError::BrokeOff(name.clone()))
+            });
+            templates.under_way().deleting.remove(&name);
+            // The caller may have left.
+            drop(tell.send(removed));
+        });
+        Ok(async move { told.await.unwrap_or(Err(TemplateError::BrokeOff(whose))) })
     }
 
     fn take_out(&self, name: &Name) -> Vec<(PoolKey, Variant)> {
