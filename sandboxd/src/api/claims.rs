@@ -18,8 +18,7 @@ use super::{
     stream::Boxed,
 };
 use crate::{
-    claim::{Ask, ClaimError, Granted, Wanted, check_lease},
-    config::TenantPools,
+    claim::{Ask, ClaimError, Granted, check_lease},
     feed::{News, Reader},
     journal::AppendError,
     pool::LeaseBounds,
