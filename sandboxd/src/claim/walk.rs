@@ -470,7 +470,7 @@ impl Claims {
         let (source, tier) = match self.templates.current(&terms.key) {
             Some(capture) => (Source::Clone(capture), Tier::Clone),
             None => (
-                Source::Boot(self.templates.image(template).map_err(failed)?),
+                Source::Boot(self.templates.image(template).await.map_err(failed)?),
                 Tier::Cold,
             ),
         };

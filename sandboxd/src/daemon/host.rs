@@ -106,8 +106,7 @@ impl DaemonHost {
         } = &self.means;
         access_now.store(Arc::new(access));
         tenants_now.store(Arc::new(tenants(new)));
-        claims.templates.set_sizes(new.sizes.clone());
-        claims.templates.set_specs(template_specs(new));
+        claims.templates.set(template_specs(new), new.sizes.clone());
         let _one = changing.begin();
         for name in old.pools.keys().filter(|name| !new.pools.contains_key(*name)) {
             claims.pools.remove(name);
