@@ -145,8 +145,12 @@ async fn delete(
     desk.serving()?;
     ctx.operator()?;
     let name = parse::name("name", &request.name)?;
-    unused(desk, &name)?;
-    let deleted = desk.claims.templates.delete(&name);
+    let deleted = {
+        // No pool of it appears between the look and the deletion.
+        let _one = desk.changing.begin();
+        unused(desk, &name)?;
+        desk.claims.templates.delete(&name)
+    };
     let deleted = match deleted {
         Ok(files) => files.await,
         Err(error) => Err(error),
