@@ -461,7 +461,7 @@ impl Claims {
         Ok(made)
     }
 
-    /// The terms anew, now that this pool is closed; the one in its place may not be there yet.
+    /// The terms anew, now that this pool is closed and another may be in its place.
     fn terms_after(&self, ask: &Ask, closed: &Arc<Pool>) -> Result<Terms, ClaimError> {
         let terms = self.terms(ask)?;
         match &terms.pool {

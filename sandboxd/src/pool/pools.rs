@@ -157,21 +157,21 @@ impl Pools {
 
     fn put_in_place(&self, spec: Spec) -> Arc<Pool> {
         let name = spec.name.clone();
-        let changed_key = self.get(&name).filter(|pool| pool.key() != spec.key);
-        if changed_key.is_some() {
-            // What it holds was made from something else.
-            self.take_away(&name);
-        }
         self.0.sandboxes.count_for(&name);
         let pool = match self.get(&name) {
-            Some(pool) => {
+            Some(pool) if pool.key() == spec.key => {
                 pool.set_spec(spec);
                 pool
             }
-            None => {
+            other => {
                 let pool = Arc::new(Pool::new(spec, self.clone()));
                 let mut all = self.0.all.write().unwrap_or_else(PoisonError::into_inner);
                 all.insert(name, Arc::clone(&pool));
+                drop(all);
+                if let Some(other) = other {
+                    // What it holds was made from something else. Only now, so that who waits in its line finds the new.
+                    end_stock(&other);
+                }
                 pool
             }
         };
@@ -193,10 +193,7 @@ impl Pools {
             .unwrap_or_else(PoisonError::into_inner)
             .remove(name);
         if let Some(pool) = removed {
-            for warm in pool.close() {
-                warm.end(Why::of(WhyKind::PoolGone));
-                faults::passage("pool.stock_ended");
-            }
+            end_stock(&pool);
             self.0.metrics.forget_pool(name);
             self.0.sandboxes.count_no_more(name);
         }
@@ -274,14 +271,11 @@ impl Pools {
             Health::Ok => Ok(()),
             Health::Failed => Err(AppendError::Failed),
             Health::Full => {
-                let last = self.0.tried_full.load(Ordering::Relaxed);
-                let due = now.since(Tick::from_nanos(last)) >= TRY_FULL_EVERY;
-                let tried = &self.0.tried_full;
-                let first = due
-                    && tried
-                        .compare_exchange(last, now.as_nanos(), Ordering::Relaxed, Ordering::Relaxed)
-                        .is_ok();
-                if first { Ok(()) } else { Err(AppendError::Full) }
+                if is_first_try(&self.0.tried_full, now) {
+                    Ok(())
+                } else {
+                    Err(AppendError::Full)
+                }
             }
         }
     }
@@ -311,5 +305,40 @@ impl Pools {
     /// Something that a watcher should look at has changed.
     pub(super) fn tell(&self) {
         self.0.changes.send_modify(|count| *count = count.wrapping_add(1));
+    }
+}
+
+/// Closes a pool, and ends what it holds.
+fn end_stock(pool: &Pool) {
+    for warm in pool.close() {
+        warm.end(Why::of(WhyKind::PoolGone));
+        faults::passage("pool.stock_ended");
+    }
+}
+
+/// Whether this is the one try of its [`TRY_FULL_EVERY`].
+fn is_first_try(tried: &AtomicU64, now: Tick) -> bool {
+    let last = tried.load(Ordering::Relaxed);
+    let is_due = now.since(Tick::from_nanos(last)) >= TRY_FULL_EVERY;
+    // Of several that see the same, one is first.
+    is_due
+        && tried
+            .compare_exchange(last, now.as_nanos(), Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_claim_in_a_while_tries_a_full_journal() {
+        let tried = AtomicU64::new(0);
+        let at = |millis: u64| Tick::from_nanos(60_000_000_000).plus(Duration::from_millis(millis));
+        let through: Vec<u64> = (0..20_000)
+            .step_by(500)
+            .filter(|millis| is_first_try(&tried, at(*millis)))
+            .collect();
+        assert_eq!(through, [0, 5_000, 10_000, 15_000]);
     }
 }
