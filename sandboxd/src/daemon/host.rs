@@ -74,10 +74,12 @@ impl DaemonHost {
         drop(self.desk.set(desk));
     }
 
-    /// Names the certificates of the TLS listener, whose files a reload sets.
-    pub(super) fn present(&self, certificates: Arc<Certificates>) {
-        // There is one TLS listener.
-        drop(self.certificates.set(certificates));
+    /// Names the certificates of the TLS listener, if there is one: a reload sets their files.
+    pub(super) fn present(&self, certificates: Option<Arc<Certificates>>) {
+        if let Some(certificates) = certificates {
+            // There is one TLS listener.
+            drop(self.certificates.set(certificates));
+        }
     }
 
     /// Opens the files of the TLS listener if others are named; none if nothing changes.

@@ -183,22 +183,10 @@ async fn start(
         ),
     );
     let config = host.config();
-    let listen::Opened {
-        listeners,
-        address,
-        certificates,
-    } = listen::open(&config, environment)?;
-    if let Some(certificates) = certificates {
-        host.present(certificates);
-    }
+    let (listeners, address, certificates) = listen::open(&config, environment)?;
+    host.present(certificates);
     let server = Server::start(listeners, routes, RequestIds::new(random::bytes()));
-    let admin = match config.listen.metrics {
-        Some(addr) => {
-            let admin = Admin::start(addr, Arc::clone(&metrics), readiness.clone());
-            Some(admin.map_err(|error| Refusal::new(StartReason::HostFault, None, &error))?)
-        }
-        None => None,
-    };
+    let admin = admin(&config, &metrics, &readiness)?;
     let reaper = claims.sandboxes.means().reaper.clone();
     tasks.spawn("leases", reap(reaper, claims.sandboxes.clone(), tasks.clone()));
     let behind = take_up(&claims, &engine, &config, &opened)
@@ -217,6 +205,14 @@ async fn start(
         address,
     };
     Ok((rooms, behind))
+}
+
+/// The listener for operators, if one is wanted.
+fn admin(config: &Config, metrics: &Arc<Metrics>, readiness: &Readiness) -> Result<Option<Admin>, Refusal> {
+    let addr = config.listen.metrics;
+    addr.map(|addr| Admin::start(addr, Arc::clone(metrics), readiness.clone()))
+        .transpose()
+        .map_err(|error| Refusal::new(StartReason::HostFault, None, &error))
 }
 
 fn open_journal(config: &Config, clock: &Clock) -> Result<(Journal, Opened), Refusal> {
