@@ -44,7 +44,7 @@ async fn c10_killed_again_and_again_in_recovery() {
             "journal.before_append=kill@1",
             "journal.after_append=kill@1",
         ] {
-            daemon.set_failpoints(point);
+            daemon.change(|setup| setup.failpoints(point));
             let status = daemon.start_to_die().await;
             assert!(!status.success(), "{point}: {status}");
         }

@@ -19,7 +19,7 @@ async fn die_of(points: &[(&str, &[Step])]) {
     let mut model = Model::default();
     for (point, steps) in points {
         daemon.kill9().await;
-        daemon.set_failpoints(point);
+        daemon.change(|setup| setup.failpoints(point));
         daemon.start_again().await;
         daemon.until_warm(2).await;
         model.round();
@@ -31,7 +31,7 @@ async fn die_of(points: &[(&str, &[Step])]) {
 
 /// Starts it without failpoints, compares, and ends what the round left.
 pub(crate) async fn live_on(daemon: &mut Daemon, model: &mut Model) {
-    daemon.set_failpoints("");
+    daemon.change(|setup| setup.failpoints(""));
     daemon.start_again().await;
     model.holds(daemon).await;
     model.settle(daemon).await;

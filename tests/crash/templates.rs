@@ -48,7 +48,7 @@ async fn c17_killed_at_every_step_of_a_build() {
             ("template.put=kill@1", true),
         ] {
             daemon.kill9().await;
-            daemon.set_failpoints(point);
+            daemon.change(|setup| setup.failpoints(point));
             daemon.start_again().await;
             let client = daemon.client().await;
             let mut build = client.templates().build(request(built)).await.unwrap();
@@ -58,7 +58,7 @@ async fn c17_killed_at_every_step_of_a_build() {
                 () = async { while let Some(Ok(_)) = build.next().await {} std::future::pending().await } => {}
             }
             daemon.ends().await;
-            daemon.set_failpoints("");
+            daemon.change(|setup| setup.failpoints(""));
             daemon.start_again().await;
             built = is_there(&daemon).await;
             assert_eq!(built, there_after, "{point}");
@@ -95,11 +95,11 @@ async fn h02_a_stray_is_ended_by_the_next_start() {
         drop(build);
         // The build's machine is in no record.
         assert_eq!(daemon.slot_dirs().len(), 1);
-        daemon.set_failpoints("recover.stray=kill@1");
+        daemon.change(|setup| setup.failpoints("recover.stray=kill@1"));
         let status = daemon.start_to_die().await;
         assert!(!status.success());
         assert_eq!(daemon.slot_dirs().len(), 1);
-        daemon.set_failpoints("");
+        daemon.change(|setup| setup.failpoints(""));
         daemon.start_again().await;
         host_agrees(&daemon).await;
     })

@@ -82,3 +82,25 @@ async fn a_guest_that_reboots_or_powers_off_is_dead() {
     }
     node.until_warm(2).await;
 }
+
+#[tokio::test]
+async fn h05_a_vm_that_is_stuck_is_released_all_the_same() {
+    let node = Node::warm(2).await;
+    let (sandbox, neighbour) = (node.claim().await, node.claim().await);
+    let mut running = sandbox.exec(["sleep", "1000"]).stream().await.unwrap();
+    running.next().await.unwrap().unwrap();
+    let process = node.process_of(sandbox.id()).await;
+    // Neither guest nor emulator does anything from here on; nor do they answer.
+    process.signal(Signal::STOP);
+    assert_eq!(sh(&neighbour, "echo beside").await, "beside\n");
+    let rows = node.rows(&[State::Claimed]).await;
+    assert_eq!(rows.len(), 2, "to be listed it is not asked");
+    assert!(!sandbox.release().await.unwrap().already);
+    process.gone().await;
+    assert!(
+        running.next().await.unwrap().is_err(),
+        "the call ends, without an exit"
+    );
+    node.until_state(sandbox.id(), State::Gone).await;
+    node.until_warm(2).await;
+}

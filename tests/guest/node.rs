@@ -43,14 +43,17 @@ pub(crate) fn state_dir() -> TempDir {
 impl Node {
     /// A daemon in dev mode that finds the shared template, with its pool full.
     pub(crate) async fn warm(warm: u32) -> Self {
-        let node = Self::on(seeded().await, Setup::qemu().warm(warm)).await;
-        node.until_warm(warm).await;
-        node
+        let full = async {
+            let node = Self::on(seeded().await, Setup::qemu().warm(warm)).await;
+            node.until_warm(warm).await;
+            node
+        };
+        Box::pin(full).await
     }
 
     /// A daemon on this state directory.
     pub(crate) async fn on(state: TempDir, setup: Setup) -> Self {
-        let daemon = setup.state_dir(state.path()).start().await;
+        let daemon = Box::pin(setup.state_dir(state.path()).start()).await;
         Self { daemon, state }
     }
 
@@ -103,7 +106,7 @@ pub(crate) async fn sh(sandbox: &SandboxHandle, script: &str) -> String {
 
 /// A state directory with the shared template in it. Its files are links: a test that harms them uses [`own_copy`].
 pub(crate) async fn seeded() -> TempDir {
-    let golden = golden().await;
+    let golden = Box::pin(golden()).await;
     let state = state_dir();
     let to = variant(state.path(), "default");
     fs::create_dir_all(&to).unwrap();
@@ -148,7 +151,8 @@ fn copy_with_holes(from: &Path, to: &Path) -> io::Result<()> {
 async fn golden() -> PathBuf {
     // Without the image this fails and says how to get one.
     let image = image("busybox");
-    let shared = image.ancestors().nth(2).unwrap().join("guest");
+    // Not `guest`: cargo keeps the profile of that name there.
+    let shared = image.ancestors().nth(2).unwrap().join("test-templates");
     fs::create_dir_all(&shared).unwrap();
     let lock = File::create(shared.join("lock")).unwrap();
     // Other tests are other processes, and wait here for the one that boots.
@@ -160,6 +164,7 @@ async fn golden() -> PathBuf {
     let golden = shared.join(name_of(&image));
     if !golden.is_dir() {
         for entry in fs::read_dir(&shared).unwrap() {
+            // Of earlier builds, or half made.
             let old = entry.unwrap().path();
             if old.is_dir() {
                 fs::remove_dir_all(old).unwrap();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use harness::Daemon;
-use sandbox_sdk::{Event, Reason, Token, v1::State};
+use sandbox_sdk::{Event, ExecStream, Reason, SandboxHandle, Token, v1::State};
 
 use crate::node::{Node, sh};
 
@@ -13,6 +13,18 @@ async fn places(daemon: &Daemon, state: State) -> BTreeMap<String, (u32, u32)> {
     rows.into_iter()
         .map(|row| (row.sandbox, (row.slot.unwrap(), row.pid.unwrap())))
         .collect()
+}
+
+/// Starts a program that stays by itself, and one that a call holds: pid, call, pid.
+async fn start_two(sandbox: &SandboxHandle) -> (String, ExecStream, u32) {
+    let stays = "setsid sh -c 'while echo x >> /tmp/ticks; do sleep 0.1; done' > /dev/null 2>&1 & echo $!";
+    let stays = sandbox.exec(["sh", "-c", stays]).keep_descendants();
+    let stays = stays.output().await.unwrap().stdout_text().trim().to_owned();
+    let mut held = sandbox.exec(["sleep", "1000"]).stream().await.unwrap();
+    let Event::Started { pid, .. } = held.next().await.unwrap().unwrap() else {
+        panic!("the first event is the start");
+    };
+    (stays, held, pid)
 }
 
 #[tokio::test]
@@ -26,19 +38,7 @@ async fn inv_23_guest_outlives_kill() {
     node.until_warm(2).await;
     let of = |client: sandbox_sdk::Client| client.sandbox(id, Some(Token::new(token).unwrap()));
     let sandbox = of(node.client().await);
-    // One that stays by itself, and one that a call holds.
-    let stays = "setsid sh -c 'while echo x >> /tmp/ticks; do sleep 0.1; done' > /dev/null 2>&1 & echo $!";
-    let output = sandbox
-        .exec(["sh", "-c", stays])
-        .keep_descendants()
-        .output()
-        .await
-        .unwrap();
-    let stays = output.stdout_text().trim().to_owned();
-    let mut held = sandbox.exec(["sleep", "1000"]).stream().await.unwrap();
-    let Event::Started { pid: held_pid, .. } = held.next().await.unwrap().unwrap() else {
-        panic!("the first event is the start");
-    };
+    let (stays, mut held, held_pid) = start_two(&sandbox).await;
     let boot = sh(
         &sandbox,
         "cat /proc/sys/kernel/random/boot_id /run/sandbox/generation",

@@ -1,6 +1,6 @@
 //! The making of templates: steps, warm-up, hooks, failures; and claims that come before a template is there.
 
-use std::fs;
+use std::{fs, os::unix::fs::FileExt as _};
 
 use bytes::Bytes;
 use harness::{HANG, Setup, image, within};
@@ -167,6 +167,49 @@ async fn a_build_that_nobody_waits_for_leaves_nothing() {
     })
     .await;
     assert!(client.templates().get("unwanted").await.is_err());
+}
+
+#[tokio::test]
+async fn a_missing_or_damaged_image_is_refused_by_name() {
+    let node = bare().await;
+    let client = node.client().await;
+    let damaged = node.home().join("damaged");
+    fs::create_dir(&damaged).unwrap();
+    for entry in fs::read_dir(image("busybox")).unwrap() {
+        let from = entry.unwrap().path();
+        fs::copy(&from, damaged.join(from.file_name().unwrap())).unwrap();
+    }
+    let initrd = fs::File::options()
+        .write(true)
+        .open(damaged.join("initrd"))
+        .unwrap();
+    let length = initrd.metadata().unwrap().len();
+    initrd.write_all_at(b"x", length / 2).unwrap();
+    for (image, reason) in [
+        (node.home().join("nowhere"), Reason::ImageNotFound),
+        (damaged, Reason::ImageDamaged),
+    ] {
+        let request = TemplatesBuildRequest {
+            image: image.to_str().unwrap().to_owned(),
+            ..request("refused", &[])
+        };
+        let refused = match client.templates().build(request).await {
+            Ok(build) => within(HANG, build.finish(|_step| {})).await.unwrap_err(),
+            Err(error) => error,
+        };
+        assert!(refused.is(reason), "{refused}");
+    }
+    nothing_is_left(&node);
+}
+
+#[tokio::test]
+async fn a_missing_qemu_is_refused_by_name() {
+    let setup = Setup::qemu().from_file();
+    let refused = setup.config("engine.qemu = \"/nowhere/qemu\"").refused().await;
+    assert_eq!(refused.status.code(), Some(1));
+    for part in ["error[ENGINE_MISSING]", "/nowhere/qemu"] {
+        assert!(refused.stderr.contains(part), "{}", refused.stderr);
+    }
 }
 
 fn template_dirs(node: &Node) -> Vec<String> {

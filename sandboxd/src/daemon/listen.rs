@@ -13,8 +13,15 @@ use crate::{
     sys,
 };
 
-/// The sockets, the address to tell, and the certificates of the TLS listener if there is one.
-pub(super) type Opened = (Vec<Listener>, String, Option<Arc<Certificates>>);
+/// What the API is served on.
+pub(super) struct Opened {
+    /// The sockets.
+    pub(super) listeners: Vec<Listener>,
+    /// The address to tell.
+    pub(super) address: String,
+    /// Of the TLS listener, if there is one.
+    pub(super) certificates: Option<Arc<Certificates>>,
+}
 
 /// Opens every listener. A socket that systemd passed wins over the configured one.
 ///
@@ -43,7 +50,11 @@ pub(super) fn open(config: &Config, environment: &Environment) -> Result<Opened,
         }
         listeners.push(tcp(wanted.addr(), certificates.clone()).map_err(|error| refused(&error))?);
     }
-    Ok((listeners, address, certificates))
+    Ok(Opened {
+        listeners,
+        address,
+        certificates,
+    })
 }
 
 /// Who may call, by the configuration.

@@ -146,6 +146,19 @@ mod tests {
         assert_eq!(own_group("1 2 0:1 / / rw - ext4 /dev/vda rw\n", own), None);
     }
 
+    #[test]
+    fn a_group_that_is_left_over_is_made_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let group = dir.path().join("sbx-1");
+        fs::create_dir_all(group.join("work/l0")).unwrap();
+        fresh(&group).unwrap();
+        assert_eq!(fs::read_dir(&group).unwrap().count(), 0);
+        // Here a file stands for what the kernel refuses to remove.
+        crate::disk::write_atomic(&group.join("lives"), b"", 0o600).unwrap();
+        fresh(&group).unwrap_err();
+        assert!(group.join("lives").exists());
+    }
+
     #[tokio::test]
     async fn a_foreign_group_is_never_killed() {
         let dir = tempfile::tempdir().unwrap();

@@ -650,9 +650,9 @@ impl Actor {
         // Invariant 11. The VM is proved gone, and the record says so: a later one may name the slot. The other way
         // round a kill in between would leave two rows with one slot, and the end of the first would end the second.
         drop(self.sandbox.give_place_back());
-        if let Some(why) = self.sandbox.with_life(|life| life.why().map(|why| why.kind)) {
-            means.metrics.sandbox.ended(why.metric());
-            tracing::info!(why = why.as_str(), "ended");
+        if let Some(why) = self.sandbox.with_life(|life| life.why().cloned()) {
+            means.metrics.sandbox.ended(why.kind.metric());
+            tracing::info!(%why, "ended");
         }
         if let Life::Failed { claim, .. } = self.sandbox.life() {
             means.reaper.set(self.sandbox.id, None, claim.lease.until);

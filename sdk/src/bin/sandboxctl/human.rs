@@ -22,10 +22,14 @@ pub(crate) fn row(row: &v1::Sandbox) -> [String; 7] {
     let state = word(row.state().as_str_name()).unwrap_or_default();
     [
         row.sandbox.clone(),
-        if row.why.is_empty() {
-            state
-        } else {
-            format!("{state} ({})", row.why)
+        // The kind of end alone: what follows it may be a page of console, which `inspect` shows.
+        match row
+            .why
+            .split_once(": ")
+            .map_or(row.why.as_str(), |(kind, _)| kind)
+        {
+            "" => state,
+            kind => format!("{state} ({kind})"),
         },
         row.pool.clone(),
         word(row.tier().as_str_name()).unwrap_or_default(),
