@@ -533,7 +533,7 @@ impl Actor {
                     link.close();
                     return;
                 }
-                condition = news.next(&link), if machine.identity().pid.is_some() => sandbox.note(condition),
+                condition = news.next(&link), if machine.identity().pid.is_some() => self.sandboxes.noted(&sandbox, condition),
                 () = tokio::time::sleep(CLOCK_EVERY), if machine.identity().pid.is_some() => {
                     // A guest that cannot be told the time is told again, or found to be lost by its link.
                     drop(timeout(self.sandboxes.means().deadlines.hello, agent::clock(&link, &clock)).await);
