@@ -6,23 +6,24 @@ use std::{
     time::Duration,
 };
 
-use futures_util::{StreamExt as _, stream};
+use futures_util::stream;
 use sandbox_protocol::{id::SandboxId, limits, reason::Reason, v1};
 use tonic::{Request, Response, Status};
 
 use super::{
     Ctx, Refusal,
-    desk::{Desk, answer, lock, owner},
+    desk::{Desk, answer, is_operator, owner},
+    filter::{Filter, Wish},
     parse,
     stream::Boxed,
 };
 use crate::{
-    access::{Caller, Principal},
     claim::{Ask, ClaimError, Granted, Wanted, check_lease},
+    config::TenantPools,
     feed::{News, Reader},
     journal::AppendError,
     pool::LeaseBounds,
-    sandbox::{ApplyError, Lease, Life, Sandbox, Why, WhyKind},
+    sandbox::{Applied, ApplyError, Lease, Life, Sandbox, Why, WhyKind},
     work,
 };
 
@@ -49,7 +50,7 @@ impl v1::claims_server::Claims for ClaimsService {
         request: Request<v1::ClaimsReleaseRequest>,
     ) -> Result<Response<v1::ClaimsReleaseReply>, Status> {
         let ctx = self.0.ctx(&request);
-        answer(&ctx, release(&self.0, &ctx, request.get_ref()))
+        answer(&ctx, release(&self.0, &ctx, request.get_ref()).await)
     }
 
     async fn renew(
@@ -91,9 +92,17 @@ fn admit(desk: &Desk, ctx: &Ctx, request: Request<v1::ClaimsClaimRequest>) -> Re
     let owner =
         owner(&principal).ok_or_else(|| Refusal::new(Reason::NotAllowed, "a claimer cannot claim"))?;
     let deadline = desk.deadline(&request);
-    let ask = parse::ask(request.into_inner(), owner, deadline)?;
-    may_claim(desk, &principal, &ask.from)?;
-    Ok(ask)
+    let ask = parse::ask(request.into_inner(), owner, desk.allowed(&principal), deadline)?;
+    match (&ask.allowed, &ask.from) {
+        (TenantPools::All, _) | (TenantPools::Named(_), Wanted::Pool(_)) => Ok(ask),
+        // A clone or a boot without a pool is for those who may use every pool.
+        (TenantPools::Named(names), Wanted::Key(key)) => {
+            let theirs = desk.claims.pools.with_key_if(key, |name| names.contains(name));
+            theirs
+                .map(|_| ask)
+                .ok_or_else(|| Refusal::new(Reason::NotAllowed, "no pool of this tenant has that key"))
+        }
+    }
 }
 
 async fn claim(desk: &Desk, ask: Ask, trace: bool) -> Result<v1::ClaimsClaimReply, Refusal> {
@@ -106,7 +115,7 @@ async fn claim(desk: &Desk, ask: Ask, trace: bool) -> Result<v1::ClaimsClaimRepl
     Ok(reply(desk, granted.map_err(refusal)?, counts))
 }
 
-fn release(
+async fn release(
     desk: &Desk,
     ctx: &Ctx,
     request: &v1::ClaimsReleaseRequest,
@@ -114,11 +123,18 @@ fn release(
     desk.started()?;
     let (sandbox, _) = desk.opened(&ctx.caller, &request.sandbox)?;
     let applied = desk.claims.sandboxes.end(&sandbox, Why::of(WhyKind::Released));
-    let recorded = applied.as_ref().is_none_or(|applied| !applied.unrecorded);
-    Ok(v1::ClaimsReleaseReply {
-        already: applied.is_none(),
-        recorded,
-    })
+    let already = applied.is_none();
+    let recorded = match applied {
+        None => true,
+        Some(Applied { unrecorded: true, .. }) => false,
+        Some(Applied { written: None, .. }) => true,
+        // It has ended whatever becomes of its record.
+        Some(Applied {
+            written: Some(written),
+            ..
+        }) => desk.claims.sandboxes.means().settle(written).await.is_ok(),
+    };
+    Ok(v1::ClaimsReleaseReply { already, recorded })
 }
 
 fn get(desk: &Desk, ctx: &Ctx, request: &v1::ClaimsGetRequest) -> Result<v1::Sandbox, Refusal> {
@@ -144,37 +160,6 @@ fn reply(desk: &Desk, granted: Granted, work: Option<v1::Work>) -> v1::ClaimsCla
         engine: desk.engine.kind().to_proto().into(),
         accel: desk.engine.accel().to_proto().into(),
         work,
-    }
-}
-
-/// Tenants claim only from their own pools; whatever else there is reads as if it were not.
-fn may_claim(desk: &Desk, principal: &Principal, wanted: &Wanted) -> Result<(), Refusal> {
-    let tenant = match principal {
-        Principal::Operator(_) => return Ok(()),
-        Principal::Tenant { tenant, .. } => tenant,
-        Principal::Claimer { .. } => return Err(Refusal::new(Reason::NotAllowed, "a claimer cannot claim")),
-    };
-    let tenants = desk.tenants.load();
-    let pool = match wanted {
-        Wanted::Pool(name) => Some(name.clone()),
-        Wanted::Key(key) => desk.claims.pools.with_key(key).map(|pool| pool.name().clone()),
-    };
-    let allowed = match (tenants.get(tenant), &pool) {
-        // A tenant that the configuration says nothing of may use every pool.
-        (None, _) => true,
-        (Some(pools), Some(pool)) => pools.contains(pool),
-        (Some(pools), None) => matches!(pools, crate::config::TenantPools::All),
-    };
-    match (allowed, wanted) {
-        (true, _) => Ok(()),
-        (false, Wanted::Pool(name)) => Err(Refusal::new(
-            Reason::PoolNotFound,
-            format!("there is no pool {name}"),
-        )),
-        (false, Wanted::Key(_)) => Err(Refusal::new(
-            Reason::NotAllowed,
-            "no pool of this tenant has that key",
-        )),
     }
 }
 
@@ -223,6 +208,7 @@ fn refusal(error: ClaimError) -> Refusal {
         ClaimError::Template { reason, .. } => plain(reason),
         ClaimError::Journal(error) => journal(&error),
         ClaimError::Guest(_) => Refusal::field("env", text),
+        ClaimError::GuestLost(_) => plain(Reason::AgentLost),
         ClaimError::Deadline => plain(Reason::Deadline),
         ClaimError::Draining => plain(Reason::Draining),
     }
@@ -277,79 +263,6 @@ async fn renew(
     })
 }
 
-const fn is_operator(principal: &Principal) -> bool {
-    matches!(principal, Principal::Operator(_))
-}
-
-/// The filters of List and Watch as they came.
-struct Wish {
-    states: Vec<i32>,
-    pools: Vec<String>,
-    labels: std::collections::HashMap<String, String>,
-    owner: Option<String>,
-}
-
-/// What a reader sees.
-#[derive(Debug)]
-struct Filter {
-    caller: Caller,
-    operator: bool,
-    states: Vec<v1::State>,
-    pools: Vec<String>,
-    labels: Vec<(String, String)>,
-    owner: Option<String>,
-}
-
-impl Filter {
-    fn new(ctx: &Ctx, wish: Wish) -> Result<Self, Refusal> {
-        let operator = match &ctx.caller {
-            Caller::Known(principal) => is_operator(principal),
-            Caller::Claim(_) => false,
-            Caller::Nobody | Caller::Stranger => ctx.principal().map(|principal| is_operator(&principal))?,
-        };
-        let mut states = vec![];
-        for state in wish.states {
-            match v1::State::try_from(state) {
-                Ok(v1::State::Unspecified) | Err(_) => return Err(Refusal::field("states", "not a state")),
-                Ok(known) => states.push(known),
-            }
-        }
-        if states.is_empty() {
-            states = vec![v1::State::Claimed, v1::State::Ending, v1::State::Failed];
-        }
-        let labels = wish.labels.into_iter().collect();
-        Ok(Self {
-            caller: ctx.caller.clone(),
-            operator,
-            states,
-            pools: wish.pools,
-            labels,
-            owner: wish.owner,
-        })
-    }
-
-    /// Whether the reader may know of it at all.
-    fn may_see(&self, sandbox: &Sandbox) -> bool {
-        self.caller.opens(Some(&lock(sandbox))).is_some()
-    }
-
-    fn fits(&self, view: &v1::Sandbox) -> bool {
-        let state = v1::State::try_from(view.state).unwrap_or(v1::State::Unspecified);
-        self.states.contains(&state)
-            && (self.pools.is_empty() || self.pools.contains(&view.pool))
-            && self.owner.as_ref().is_none_or(|owner| *owner == view.owner)
-            && self
-                .labels
-                .iter()
-                .all(|(key, value)| view.labels.get(key) == Some(value))
-    }
-
-    fn view(&self, desk: &Desk, sandbox: &Sandbox) -> Option<v1::Sandbox> {
-        self.may_see(sandbox)
-            .then(|| sandbox.view(&desk.claims.sandboxes, self.operator))
-    }
-}
-
 fn list(desk: &Desk, ctx: &Ctx, wanted: v1::ClaimsListRequest) -> Result<v1::ClaimsListReply, Refusal> {
     desk.started()?;
     let size = match wanted.page_size {
@@ -376,6 +289,7 @@ fn list(desk: &Desk, ctx: &Ctx, wanted: v1::ClaimsListRequest) -> Result<v1::Cla
         ..
     } = wanted;
     let filter = Filter::new(
+        desk,
         ctx,
         Wish {
             states,
@@ -385,17 +299,18 @@ fn list(desk: &Desk, ctx: &Ctx, wanted: v1::ClaimsListRequest) -> Result<v1::Cla
         },
     )?;
     let size = usize::try_from(size).unwrap_or(usize::MAX);
-    let mut rest = desk.claims.sandboxes.list(after).into_iter();
+    let mut rest = filter.candidates(desk, after).into_iter();
     let mut sandboxes = vec![];
-    for sandbox in rest.by_ref() {
-        if let Some(view) = filter.view(desk, &sandbox).filter(|view| filter.fits(view)) {
+    for sandbox in rest.by_ref().filter(|sandbox| filter.shows(sandbox)) {
+        let view = filter.view(desk, &sandbox);
+        if filter.has_state(&view) {
             sandboxes.push(view);
             if sandboxes.len() == size {
                 break;
             }
         }
     }
-    let more = rest.any(|sandbox| filter.view(desk, &sandbox).is_some_and(|view| filter.fits(&view)));
+    let more = rest.any(|sandbox| filter.shows(&sandbox));
     let next = sandboxes.last().filter(|_| more).map(|last| last.sandbox.clone());
     Ok(v1::ClaimsListReply {
         next_page_token: next.unwrap_or_default(),
@@ -409,6 +324,7 @@ struct Watcher {
     filter: Filter,
     reader: Reader<SandboxId>,
     queue: VecDeque<Next>,
+    /// Those that the reader was shown and that are not gone; a reader hears of their end though it fits no filter.
     told: HashSet<SandboxId>,
 }
 
@@ -431,6 +347,7 @@ fn watch(
         owner,
     } = request;
     let filter = Filter::new(
+        desk,
         ctx,
         Wish {
             states,
@@ -451,19 +368,14 @@ fn watch(
     let events = stream::unfold(watcher, |mut watcher| async move {
         watcher.next().await.map(|event| (event, watcher))
     });
-    Ok(Box::pin(events.take_until(desk.stopping()).map(Ok)))
+    Ok(desk.until_stop(ctx.id, events))
 }
 
 impl Watcher {
     fn begin(&mut self) {
-        self.queue.extend(
-            self.desk
-                .claims
-                .sandboxes
-                .list(None)
-                .into_iter()
-                .map(Next::Sandbox),
-        );
+        let all = self.filter.candidates(&self.desk, None).into_iter();
+        let shown = all.filter(|sandbox| self.filter.shows(sandbox));
+        self.queue.extend(shown.map(Next::Sandbox));
         self.queue.push_back(Next::Synced);
     }
 
@@ -475,13 +387,10 @@ impl Watcher {
                 Some(Next::Synced) => Some(Event::Synced(v1::Synced {})),
                 Some(Next::Lost(count)) => Some(Event::Lost(v1::Lost { count })),
                 None => match self.reader.next().await {
-                    News::Event(id) => {
-                        let sandbox = self.desk.claims.sandboxes.get(id);
-                        sandbox
-                            .and_then(|sandbox| self.tell(&sandbox))
-                            .map(Event::Sandbox)
-                    }
+                    News::Event(id) => self.changed(id).map(Event::Sandbox),
                     News::Lost(count) => {
+                        // What the reader knew is void: it is told everything anew.
+                        self.told.clear();
                         self.queue.push_back(Next::Lost(count));
                         self.begin();
                         None
@@ -495,13 +404,27 @@ impl Watcher {
         }
     }
 
-    fn tell(&mut self, sandbox: &Sandbox) -> Option<v1::Sandbox> {
-        let view = self.filter.view(&self.desk, sandbox)?;
-        if self.filter.fits(&view) {
-            self.told.insert(sandbox.id);
-            return Some(view);
+    fn changed(&mut self, id: SandboxId) -> Option<v1::Sandbox> {
+        if !self.filter.concerns(id) {
+            return None;
         }
-        // It fitted before: the reader hears how it ended.
-        self.told.remove(&sandbox.id).then_some(view)
+        let Some(sandbox) = self.desk.claims.sandboxes.get(id) else {
+            self.told.remove(&id);
+            return None;
+        };
+        self.tell(&sandbox)
+    }
+
+    fn tell(&mut self, sandbox: &Sandbox) -> Option<v1::Sandbox> {
+        let shows = self.filter.shows(sandbox);
+        let gone = sandbox.with_life(|life| matches!(life, Life::Gone { .. }));
+        let known = if shows && !gone {
+            self.told.insert(sandbox.id);
+            true
+        } else {
+            // It fitted before: the reader hears how it ended.
+            self.told.remove(&sandbox.id) && self.filter.may_see(sandbox)
+        };
+        (shows || known).then(|| self.filter.view(&self.desk, sandbox))
     }
 }

@@ -1,11 +1,17 @@
 //! What every service needs: who calls, whether we serve yet, and the sandbox that a call names.
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use arc_swap::ArcSwap;
-use sandbox_protocol::reason::Reason;
+use futures_util::{Stream, StreamExt as _, stream};
+use sandbox_protocol::{id::RequestId, reason::Reason};
+use tonic::Status;
 
-use super::{AccessNow, Ctx, Refusal};
+use super::{AccessNow, Ctx, Refusal, stream::Boxed};
 use crate::{
     access::{Caller, Lock, Principal},
     claim::Claims,
@@ -44,6 +50,21 @@ pub trait Host: Send + Sync + fmt::Debug + 'static {
     fn started_at(&self) -> WallTime;
 }
 
+/// What tenants may claim; a reload swaps it.
+pub type TenantsNow = Arc<ArcSwap<BTreeMap<Name, TenantPools>>>;
+
+/// Held over a look at pools or templates and the change that follows from it, so that no other change comes between.
+/// Never over an await.
+#[derive(Debug, Clone, Default)]
+pub struct Changing(Arc<Mutex<()>>);
+
+impl Changing {
+    /// Waits for the change under way, some microseconds, and begins one.
+    pub fn begin(&self) -> MutexGuard<'_, ()> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// The front desk; cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Desk(Arc<Inner>);
@@ -56,7 +77,9 @@ pub struct Inner {
     /// Who may call.
     pub access: AccessNow,
     /// What tenants may claim.
-    pub tenants: ArcSwap<BTreeMap<Name, TenantPools>>,
+    pub tenants: TenantsNow,
+    /// One change of pools or templates at a time.
+    pub changing: Changing,
     /// Whether we serve.
     pub readiness: Readiness,
     /// The daemon.
@@ -146,6 +169,31 @@ impl Desk {
         }
     }
 
+    /// A stream that says why it ends when the daemon stops: to its reader, an end without a word would be all there is.
+    pub(super) fn until_stop<T: Send + 'static>(
+        &self,
+        id: RequestId,
+        events: impl Stream<Item = T> + Send + 'static,
+    ) -> Boxed<T> {
+        let draining = Refusal::new(Reason::Draining, "the daemon is stopping");
+        let last = stream::once(async move { Err::<T, Status>(draining.status(id)) });
+        Box::pin(events.take_until(self.stopping()).map(Ok).chain(last))
+    }
+
+    /// The pools that this principal may claim from and look at. A tenant that the configuration says nothing of may use
+    /// all.
+    #[must_use]
+    pub fn allowed(&self, principal: &Principal) -> TenantPools {
+        match principal {
+            Principal::Operator(_) => TenantPools::All,
+            Principal::Tenant { tenant, .. } => {
+                let tenants = self.tenants.load();
+                tenants.get(tenant).cloned().unwrap_or(TenantPools::All)
+            }
+            Principal::Claimer { .. } => TenantPools::Named(BTreeSet::new()),
+        }
+    }
+
     /// When the caller's own deadline is over, by its `grpc-timeout`.
     #[must_use]
     pub fn deadline<T>(&self, request: &tonic::Request<T>) -> Option<Tick> {
@@ -180,6 +228,15 @@ pub fn lock(sandbox: &Sandbox) -> Lock {
     })
 }
 
+/// Whether this principal is an operator, who is shown what concerns the host.
+#[must_use]
+pub const fn is_operator(principal: &Principal) -> bool {
+    match principal {
+        Principal::Operator(_) => true,
+        Principal::Tenant { .. } | Principal::Claimer { .. } => false,
+    }
+}
+
 /// Whose a claim by this principal is.
 #[must_use]
 pub fn owner(principal: &Principal) -> Option<Arc<str>> {
@@ -194,7 +251,7 @@ pub fn owner(principal: &Principal) -> Option<Arc<str>> {
 ///
 /// # Errors
 /// The refusal.
-pub fn answer<T>(ctx: &Ctx, outcome: Result<T, Refusal>) -> Result<tonic::Response<T>, tonic::Status> {
+pub fn answer<T>(ctx: &Ctx, outcome: Result<T, Refusal>) -> Result<tonic::Response<T>, Status> {
     outcome
         .map(tonic::Response::new)
         .map_err(|refusal| refusal.status(ctx.id))

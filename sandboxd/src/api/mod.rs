@@ -13,6 +13,7 @@
 mod auth;
 mod claims;
 pub mod desk;
+mod filter;
 mod forward;
 mod front;
 mod guests;

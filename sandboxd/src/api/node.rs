@@ -7,9 +7,9 @@ use tonic::{Request, Response, Status};
 
 use super::{
     Ctx, Refusal,
-    desk::{Desk, answer},
+    desk::{Desk, answer, is_operator},
 };
-use crate::{doctor::Verdict, tasks, telemetry::admin::Phase};
+use crate::{doctor::Verdict, tasks, telemetry::admin::Phase, words::MemBytes};
 
 /// Service `Node`.
 #[derive(Debug, Clone)]
@@ -22,7 +22,11 @@ impl v1::node_server::Node for NodeService {
         request: Request<v1::NodeInfoRequest>,
     ) -> Result<Response<v1::NodeInfoReply>, Status> {
         let ctx = self.0.ctx(&request);
-        answer(&ctx, ctx.principal().map(|_| info(&self.0)))
+        answer(
+            &ctx,
+            ctx.principal()
+                .map(|principal| info(&self.0, is_operator(&principal))),
+        )
     }
 
     async fn doctor(
@@ -49,18 +53,24 @@ impl v1::node_server::Node for NodeService {
     }
 }
 
-fn info(desk: &Desk) -> v1::NodeInfoReply {
+/// Facts of the host itself are for operators; a tenant gets names and counts.
+fn info(desk: &Desk, operator: bool) -> v1::NodeInfoReply {
     let sandboxes = &desk.claims.sandboxes;
     let counts = sandboxes.counts().into_iter();
     let text = |state: v1::State| state.as_str_name().trim_start_matches("STATE_").to_lowercase();
+    let shown = |memory: MemBytes| if operator { memory.mib() } else { 0 };
     v1::NodeInfoReply {
         version: env!("CARGO_PKG_VERSION").into(),
         name: desk.host.name(),
         engine: desk.engine.kind().to_proto().into(),
         accel: desk.engine.accel().to_proto().into(),
-        accel_why: desk.engine.accel_why(),
-        memory_budget_mib: desk.host.memory_budget().mib(),
-        memory_reserved_mib: sandboxes.means().admission.used().reserved.mib(),
+        accel_why: if operator {
+            desk.engine.accel_why()
+        } else {
+            String::new()
+        },
+        memory_budget_mib: shown(desk.host.memory_budget()),
+        memory_reserved_mib: shown(sandboxes.means().admission.used().reserved),
         sandboxes: counts.map(|(state, count)| (text(state), count)).collect(),
         started_at: Some(desk.host.started_at().to_proto()),
         ready: desk.readiness.phase() == Phase::Ready,

@@ -2,7 +2,7 @@
 //! its default; a value out of range is refused with the field named, never clamped.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
     time::Duration,
 };
@@ -16,13 +16,19 @@ use crate::{
     access::TokenHash,
     claim::{Ask, Wanted},
     clock::Tick,
-    config::{PoolConfig, PoolFields},
+    config::{PoolConfig, PoolFields, TenantPools},
     pool::{Source, Spec},
     words::{Lane, Name, PoolKey},
 };
 
 /// The size where none is named.
 const DEFAULT_SIZE: &str = "small";
+/// Names in a list of pools to look at; more than a node has in use.
+const POOLS: usize = 64;
+/// Variables of a claim's environment; with [`limits::CLAIM_ENV`] a mean of 64 bytes each.
+const ENV_VARS: usize = 1024;
+/// Longest user of a claim, the same as in silkd.
+const USER: usize = 128;
 
 /// A name in a field.
 pub(super) fn name(field: &str, text: &str) -> Result<Name, Refusal> {
@@ -73,7 +79,64 @@ pub(super) fn variant(template: &str, lane_value: i32, size: &str) -> Result<Poo
     })
 }
 
-fn labels(labels: HashMap<String, String>) -> Result<BTreeMap<String, String>, Refusal> {
+/// Names of pools to look at; none: all.
+pub(super) fn pools(names: &[String]) -> Result<BTreeSet<Name>, Refusal> {
+    if names.len() > POOLS {
+        return Err(Refusal::field("pools", format!("at most {POOLS}")));
+    }
+    names.iter().map(|text| name("pools", text)).collect()
+}
+
+/// States to look at, each once.
+pub(super) fn states(states: &[i32]) -> Result<BTreeSet<v1::State>, Refusal> {
+    let known = |state: &i32| match v1::State::try_from(*state) {
+        Ok(v1::State::Unspecified) | Err(_) => Err(Refusal::field("states", "not a state")),
+        Ok(known) => Ok(known),
+    };
+    states.iter().map(known).collect()
+}
+
+/// An owner to look at: a tenant's name, or `operator`; empty: nobody's.
+pub(super) fn owner(owner: Option<String>) -> Result<Option<String>, Refusal> {
+    match owner {
+        Some(text) if text.len() > limits::NAME => {
+            Err(Refusal::field("owner", format!("at most {} bytes", limits::NAME)))
+        }
+        Some(_) | None => Ok(owner),
+    }
+}
+
+/// Checks what a claim tells its guest, as the guest does: a refusal there has cost a warm sandbox.
+fn for_guest(env: &[v1::EnvVar], user: &[u8]) -> Result<(), Refusal> {
+    if env.len() > ENV_VARS {
+        return Err(Refusal::field("env", format!("at most {ENV_VARS} variables")));
+    }
+    let bytes: usize = env.iter().map(|var| var.key.len() + var.value.len()).sum();
+    if bytes + user.len() > limits::CLAIM_ENV {
+        return Err(Refusal::field(
+            "env",
+            format!("with user at most {} bytes", limits::CLAIM_ENV),
+        ));
+    }
+    let good = |var: &v1::EnvVar| {
+        !var.key.is_empty() && !var.key.iter().any(|b| matches!(b, b'=' | 0)) && !var.value.contains(&0)
+    };
+    if !env.iter().all(good) {
+        return Err(Refusal::field(
+            "env",
+            "a key is not empty and holds no = and no NUL, a value no NUL",
+        ));
+    }
+    if user.len() > USER || user.contains(&0) {
+        return Err(Refusal::field(
+            "user",
+            format!("at most {USER} bytes, without NUL"),
+        ));
+    }
+    Ok(())
+}
+
+pub(super) fn labels(labels: HashMap<String, String>) -> Result<BTreeMap<String, String>, Refusal> {
     if labels.len() > limits::LABELS {
         return Err(Refusal::field("labels", format!("at most {}", limits::LABELS)));
     }
@@ -110,6 +173,7 @@ fn request_key(key: &str) -> Result<(), Refusal> {
 pub(super) fn ask(
     mut request: v1::ClaimsClaimRequest,
     owner: Arc<str>,
+    allowed: TenantPools,
     deadline: Option<Tick>,
 ) -> Result<Ask, Refusal> {
     let wanted = match &request.source {
@@ -135,17 +199,7 @@ pub(super) fn ask(
             format!("at most {}", limits::WAIT_MAX_MS),
         ));
     }
-    let env_bytes: usize = request
-        .env
-        .iter()
-        .map(|var| var.key.len() + var.value.len())
-        .sum();
-    if env_bytes + request.user.len() > limits::CLAIM_ENV {
-        return Err(Refusal::field(
-            "env",
-            format!("with user at most {} bytes", limits::CLAIM_ENV),
-        ));
-    }
+    for_guest(&request.env, &request.user)?;
     let keyed = match request.request_key.take() {
         Some(key) => {
             request_key(&key)?;
@@ -155,6 +209,7 @@ pub(super) fn ask(
     };
     Ok(Ask {
         owner,
+        allowed,
         from: wanted,
         lease_secs: request.lease_secs,
         request: keyed,

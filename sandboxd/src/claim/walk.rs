@@ -12,6 +12,7 @@ use crate::{
     admission::Full,
     agent,
     clock::Tick,
+    config::TenantPools,
     faults,
     journal::{AppendError, Written},
     pool::{LeaseBounds, Pool, Pools, WaitEnd},
@@ -41,6 +42,8 @@ pub enum Wanted {
 pub struct Ask {
     /// Whose it will be.
     pub owner: Arc<str>,
+    /// The pools that it may be served from.
+    pub allowed: TenantPools,
     /// From where.
     pub from: Wanted,
     /// Seconds; absent: the pool's.
@@ -144,6 +147,9 @@ pub enum ClaimError {
     /// The guest did not take environment or user.
     #[error("the guest refused the claim's environment or user: {0}")]
     Guest(String),
+    /// The guest did not answer when it was told environment and user.
+    #[error("the guest was lost while it was told the claim's environment and user: {0}")]
+    GuestLost(String),
     /// The caller's own deadline.
     #[error("the call's deadline is over")]
     Deadline,
@@ -208,9 +214,12 @@ impl Claims {
         let outcome = walk.instrument(span::claim(pool)).await;
         let kind = match &outcome {
             Ok(_) => Outcome::Ok,
-            Err(ClaimError::Journal(_) | ClaimError::Guest(_) | ClaimError::Template { .. }) => {
-                Outcome::Failed
-            }
+            Err(
+                ClaimError::Journal(_)
+                | ClaimError::Guest(_)
+                | ClaimError::GuestLost(_)
+                | ClaimError::Template { .. },
+            ) => Outcome::Failed,
             Err(_) => Outcome::Refused,
         };
         meter.finish(&times, tier, kind);
@@ -292,6 +301,7 @@ impl Claims {
             Wanted::Pool(name) => Some(
                 self.pools
                     .get(name)
+                    .filter(|_| ask.allowed.contains(name))
                     .ok_or_else(|| ClaimError::PoolNotFound(name.clone()))?,
             ),
             Wanted::Key(key) => {
@@ -304,7 +314,7 @@ impl Claims {
                 if !self.templates.knows(&key.template) {
                     return Err(ClaimError::TemplateNotFound(key.template.clone()));
                 }
-                self.pools.with_key(key)
+                self.pools.with_key_if(key, |name| ask.allowed.contains(name))
             }
         };
         let bounds = pool.as_ref().map_or(LeaseBounds::DEFAULT, |pool| pool.lease());
@@ -487,13 +497,13 @@ impl Claims {
     async fn tell_guest(&self, sandbox: &Arc<Sandbox>, ask: &Ask) -> Result<(), ClaimError> {
         let link = sandbox
             .link()
-            .ok_or_else(|| ClaimError::Guest("its agent is not connected".into()))?;
+            .ok_or_else(|| ClaimError::GuestLost("its agent is not connected".into()))?;
         let telling = agent::set_claim(&link, ask.env.clone(), ask.user.clone());
         let told = self.within_deadline(ask, timeout(SET_CLAIM, telling)).await?;
         match told {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(ClaimError::Guest(error.to_string())),
-            Err(_elapsed) => Err(ClaimError::Guest(format!("no answer within {SET_CLAIM:?}"))),
+            Err(_elapsed) => Err(ClaimError::GuestLost(format!("no answer within {SET_CLAIM:?}"))),
         }
     }
 

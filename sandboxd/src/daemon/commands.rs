@@ -145,7 +145,7 @@ fn report_text(report: &Report) -> String {
 
 fn refused(dir: &Path, error: &OpenError, printer: Printer) -> ExitCode {
     printer.refusal(&Refusal::new(
-        super::run::open_reason(error),
+        super::start::open_reason(error),
         Some(dir.to_owned()),
         error,
     ));

@@ -13,65 +13,62 @@ use crate::{
     access::Access,
     api::{
         AccessNow, Certificates,
-        desk::{Desk, Host, Reloaded},
+        desk::{Changing, Host, Reloaded, TenantsNow},
     },
     claim::Claims,
     clock::WallTime,
     config::{self, Config, TenantPools},
     doctor::{self, Check},
     engine::Engine,
+    journal::Transition,
     pool::{Source, Spec as PoolSpec},
     telemetry::{chain, log::Logging},
     template::Spec as TemplateSpec,
     words::{MemBytes, Name},
 };
 
+/// What the daemon's part of the front desk works with.
+#[derive(Debug)]
+pub(super) struct Means {
+    /// Where the configuration came from; none in dev mode.
+    pub(super) file: Option<PathBuf>,
+    /// The log.
+    pub(super) logging: Weak<Logging>,
+    /// The domain.
+    pub(super) claims: Claims,
+    /// Who may call: the same as the desk's.
+    pub(super) access: AccessNow,
+    /// What tenants may claim: the same as the desk's.
+    pub(super) tenants: TenantsNow,
+    /// One change of pools or templates at a time: the same as the desk's.
+    pub(super) changing: Changing,
+    /// Machines.
+    pub(super) engine: Arc<dyn Engine>,
+}
+
 /// The daemon, as its front desk sees it.
 #[derive(Debug)]
 pub(super) struct DaemonHost {
     config: ArcSwap<Config>,
-    file: Option<PathBuf>,
-    logging: Weak<Logging>,
-    claims: Claims,
-    access: AccessNow,
-    engine: Arc<dyn Engine>,
+    means: Means,
     started_at: WallTime,
-    desk: OnceLock<Desk>,
     certificates: OnceLock<Arc<Certificates>>,
     /// One reload at a time: a call and a signal may want one together.
     reloading: Mutex<()>,
 }
 
 impl DaemonHost {
-    /// A daemon with this configuration, from this file if there is one.
+    /// A daemon with this configuration.
     #[must_use]
-    pub(super) fn new(
-        config: Config,
-        file: Option<PathBuf>,
-        logging: Weak<Logging>,
-        claims: Claims,
-        access: AccessNow,
-        engine: Arc<dyn Engine>,
-    ) -> Self {
-        let started_at = claims.sandboxes.means().clock.wall();
+    pub(super) fn new(config: Config, means: Means) -> Self {
+        let started_at = means.claims.sandboxes.means().clock.wall();
         Self {
             config: ArcSwap::from_pointee(config),
-            file,
-            logging,
-            claims,
-            access,
-            engine,
+            means,
             started_at,
-            desk: OnceLock::new(),
             certificates: OnceLock::new(),
             reloading: Mutex::new(()),
         }
-    }
-
-    /// Names the desk whose tenants a reload sets.
-    pub(super) fn attach(&self, desk: Desk) {
-        // There is one desk.
-        drop(self.desk.set(desk));
     }
 
     /// Names the certificates of the TLS listener, whose files a reload sets.
@@ -97,33 +94,32 @@ impl DaemonHost {
         self.config.load_full()
     }
 
-    /// What tenants may claim.
-    #[must_use]
-    pub(super) fn tenants(&self) -> BTreeMap<Name, TenantPools> {
-        tenants(&self.config.load())
-    }
-
     /// Puts a checked configuration in force. Nothing here can fail, so that a reload is all or nothing.
     fn put_in_force(&self, old: &Config, new: &Config) {
         let access: Access = listen::access(&new.access);
-        self.access.store(Arc::new(access));
-        if let Some(desk) = self.desk.get() {
-            desk.tenants.store(Arc::new(tenants(new)));
-        }
-        self.claims.templates.set_sizes(new.sizes.clone());
-        self.claims.templates.set_specs(template_specs(new));
+        let Means {
+            claims,
+            access: access_now,
+            tenants: tenants_now,
+            changing,
+            ..
+        } = &self.means;
+        access_now.store(Arc::new(access));
+        tenants_now.store(Arc::new(tenants(new)));
+        claims.templates.set_sizes(new.sizes.clone());
+        claims.templates.set_specs(template_specs(new));
+        let _one = changing.begin();
         for name in old.pools.keys().filter(|name| !new.pools.contains_key(*name)) {
-            self.claims.pools.remove(name);
+            claims.pools.remove(name);
         }
-        for spec in pool_specs(new) {
-            self.claims.pools.set(spec);
-        }
+        set_pools(claims, new);
     }
 }
 
 impl Host for DaemonHost {
     fn reload(&self) -> Result<Reloaded, String> {
         let file = self
+            .means
             .file
             .as_ref()
             .ok_or("dev mode has no configuration file to read again")?;
@@ -133,7 +129,7 @@ impl Host for DaemonHost {
         let diff = config::diff(&old, &new);
         let new = config::in_force(&old, &new);
         let certificates = self.certificates(&old, &new)?;
-        if let Some(logging) = self.logging.upgrade() {
+        if let Some(logging) = self.means.logging.upgrade() {
             logging
                 .set_filter(&new.log.filter)
                 .map_err(|error| error.to_string())?;
@@ -152,7 +148,7 @@ impl Host for DaemonHost {
     fn doctor(&self) -> Vec<Check> {
         let config = self.config.load();
         let mut given = engines::given(&config);
-        given.accel = Some((self.engine.accel(), self.engine.accel_why()));
+        given.accel = Some((self.means.engine.accel(), self.means.engine.accel_why()));
         doctor::judge(&doctor::look(&config, &config::Host::look(), given))
     }
 
@@ -169,7 +165,9 @@ impl Host for DaemonHost {
     }
 }
 
-fn tenants(config: &Config) -> BTreeMap<Name, TenantPools> {
+/// What tenants may claim.
+#[must_use]
+pub(super) fn tenants(config: &Config) -> BTreeMap<Name, TenantPools> {
     config
         .tenants
         .iter()
@@ -192,9 +190,35 @@ pub(super) fn template_specs(config: &Config) -> BTreeMap<Name, TemplateSpec> {
     specs.collect()
 }
 
+/// Puts the pools of the configuration file in place. One that was made through the API is theirs from now on: without a
+/// record of that it would be back once the file names it no more. Call it with [`Changing`] begun, or before the first
+/// call is served.
+pub(super) fn set_pools(claims: &Claims, config: &Config) {
+    for spec in pool_specs(config) {
+        let name = spec.name.clone();
+        let before = claims.pools.get(&name).map(|pool| pool.spec().source);
+        claims.pools.set(spec);
+        match before {
+            None | Some(Source::File) => {}
+            Some(Source::Applied) => {
+                let record = Transition::PoolDeleted { name: name.clone() };
+                match claims.sandboxes.means().record(None, &record) {
+                    // Written is enough: the next start takes the pool over again if it did not reach the disk.
+                    Ok(written) => drop(written),
+                    Err(error) => tracing::error!(
+                        pool = %name,
+                        error = %chain(&error),
+                        "the file's pool took over one made through the API, and that could not be recorded"
+                    ),
+                }
+            }
+        }
+    }
+}
+
 /// Pools of the configuration file.
 #[must_use]
-pub(super) fn pool_specs(config: &Config) -> Vec<PoolSpec> {
+fn pool_specs(config: &Config) -> Vec<PoolSpec> {
     let specs = config
         .pools
         .iter()

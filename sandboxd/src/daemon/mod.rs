@@ -5,6 +5,7 @@
 //! Cancel safety: a daemon that is killed anywhere here is taken up by the next.
 
 pub mod args;
+mod behind;
 mod commands;
 mod engines;
 mod host;
@@ -13,6 +14,7 @@ pub mod notify;
 pub mod print;
 mod run;
 mod settings;
+mod start;
 
 use std::{io::IsTerminal as _, process::ExitCode, sync::Arc};
 

@@ -92,6 +92,13 @@ impl Notify {
             .map(drop)
             .map_err(NotifyError::Send)
     }
+
+    /// Tells, and logs a failure: the daemon goes on all the same.
+    pub(super) fn say(&self, news: News<'_>) {
+        if let Err(error) = self.tell(news) {
+            tracing::warn!(error = %crate::telemetry::chain(&error), "systemd was not told");
+        }
+    }
 }
 
 fn message(news: News<'_>) -> String {

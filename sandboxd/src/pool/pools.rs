@@ -7,7 +7,7 @@ use tokio::sync::{Notify, watch};
 use super::{Inner, Pool, PoolError, Pools, Source, Spec, refill};
 use crate::{
     faults,
-    journal::Transition,
+    journal::{Transition, Written},
     sandbox::{Sandboxes, Warm, Why, WhyKind},
     tasks::Group,
     telemetry::metrics::Metrics,
@@ -48,11 +48,13 @@ impl Pools {
             .cloned()
     }
 
-    /// The first pool by name with this key.
+    /// The first pool by name with this key whose name passes.
     #[must_use]
-    pub fn with_key(&self, key: &PoolKey) -> Option<Arc<Pool>> {
+    pub fn with_key_if(&self, key: &PoolKey, passes: impl Fn(&Name) -> bool) -> Option<Arc<Pool>> {
         let all = self.0.all.read().unwrap_or_else(PoisonError::into_inner);
-        all.values().find(|pool| pool.key() == *key).cloned()
+        all.values()
+            .find(|pool| passes(pool.name()) && pool.key() == *key)
+            .cloned()
     }
 
     /// All pools, by name.
@@ -77,7 +79,7 @@ impl Pools {
     ///
     /// # Errors
     /// [`PoolError::FromFile`], [`PoolError::Journal`].
-    pub fn apply(&self, spec: Spec) -> Result<Arc<Pool>, PoolError> {
+    pub fn apply(&self, spec: Spec) -> Result<(Arc<Pool>, Written), PoolError> {
         if self
             .get(&spec.name)
             .is_some_and(|pool| pool.spec().source == Source::File)
@@ -85,39 +87,27 @@ impl Pools {
             return Err(PoolError::FromFile(spec.name));
         }
         let record = Transition::PoolApplied { spec: spec.to_row() };
-        // Written is enough: nothing waits for the disk.
-        drop(
-            self.0
-                .sandboxes
-                .means()
-                .record(None, &record)
-                .map_err(PoolError::Journal)?,
-        );
+        let means = self.0.sandboxes.means();
+        let written = means.record(None, &record).map_err(PoolError::Journal)?;
         faults::passage("pool.applied");
-        Ok(self.set(spec))
+        Ok((self.set(spec), written))
     }
 
     /// Ends a pool that the API made: its warm stock ends, its claims live on.
     ///
     /// # Errors
     /// [`PoolError`].
-    pub fn delete(&self, name: &Name) -> Result<(), PoolError> {
+    pub fn delete(&self, name: &Name) -> Result<Written, PoolError> {
         let pool = self.get(name).ok_or_else(|| PoolError::NotFound(name.clone()))?;
         if pool.spec().source == Source::File {
             return Err(PoolError::FromFile(name.clone()));
         }
         let record = Transition::PoolDeleted { name: name.clone() };
-        // Written is enough: nothing waits for the disk.
-        drop(
-            self.0
-                .sandboxes
-                .means()
-                .record(None, &record)
-                .map_err(PoolError::Journal)?,
-        );
+        let means = self.0.sandboxes.means();
+        let written = means.record(None, &record).map_err(PoolError::Journal)?;
         faults::passage("pool.deleted");
         self.remove(name);
-        Ok(())
+        Ok(written)
     }
 
     /// Puts a pool in place without recording it: from the configuration file, or from a record.
