@@ -599,7 +599,7 @@ impl Actor {
                     link.close();
                     return;
                 }
-                condition = news.next(&link), if machine.identity().pid.is_some() => sandbox.note(condition),
+                condition = news.next(&link), if machine.identity().pid.is_some() => sandboxes.noted(&sandbox, condition),
                 () = &mut clock_due, if machine.identity().pid.is_some() => {
                     clock_due.set(next_clock_step(&sandbox, &sandboxes));
                 }

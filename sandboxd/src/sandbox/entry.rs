@@ -187,11 +187,14 @@ impl Sandbox {
         self.place.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Notes trouble that its agent told of; the newest of a name replaces the one before.
-    pub(super) fn note(&self, condition: Condition) {
+    /// Notes trouble that its agent told of; the newest of a name replaces the one before. True for the first of its name.
+    pub(super) fn note(&self, condition: Condition) -> bool {
         let mut conditions = self.conditions.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = conditions.len();
         conditions.retain(|known| known.name != condition.name);
+        let is_first = conditions.len() == before;
         conditions.push(condition);
+        is_first
     }
 
     /// Whether its agent was heard within `within` before `now`.

@@ -20,6 +20,7 @@ use super::{
 };
 use crate::{
     admission::Admission,
+    agent::Condition,
     clock::{Clock, Tick},
     engine::Engine,
     faults,
@@ -331,6 +332,16 @@ impl Sandboxes {
                 .send_modify(|count| *count = count.wrapping_add(1));
         }
         self.0.feed.tell(|| id);
+    }
+
+    /// Notes trouble that a guest told of. Who watches is told of the first of each kind: how many of one there are is the
+    /// guest's to say, as often as it likes, and stands in the row for whoever asks.
+    pub(super) fn noted(&self, sandbox: &Sandbox, condition: Condition) {
+        let name = condition.name;
+        if sandbox.note(condition) {
+            tracing::info!(condition = name.as_str(), "trouble in the guest");
+            self.0.feed.tell(|| sandbox.id);
+        }
     }
 
     fn count_move(&self, before: Option<&Life>, after: Option<&Life>) {

@@ -22,7 +22,7 @@ mod work;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError, RwLock},
+    sync::{Arc, Mutex, RwLock},
     time::Duration,
 };
 
@@ -36,7 +36,7 @@ use crate::{
     clock::Clock,
     engine::{Capture, Engine},
     feed::Feed,
-    image::{self, Digest},
+    image,
     tasks::Group,
     words::{Name, PoolKey, Size},
 };
