@@ -155,7 +155,7 @@ impl Pool {
         let taken = state.core.take(now);
         drop(state);
         self.let_go(taken.stale, taken.ending);
-        self.pools.changed();
+        self.pools.taken();
         taken.got
     }
 
@@ -249,11 +249,12 @@ impl Pool {
         self.pools.changed();
     }
 
-    /// Asks the policy, and counts what it wants begun.
-    pub(super) fn plan(&self, may_begin: u32) -> (Plan, Vec<Warm>) {
+    /// Asks the policy, and counts what it wants begun. `died`: there was news of a death in stock, so all of it is
+    /// looked through; without, a pass costs the same whatever the stock holds.
+    pub(super) fn plan(&self, may_begin: u32, died: bool) -> (Plan, Vec<Warm>) {
         let now = self.now();
         let mut state = self.lock();
-        let dead = state.core.sweep(now);
+        let dead = if died { state.core.sweep(now) } else { vec![] };
         let counts = state.core.counts();
         let facts = Facts {
             warm: counts.warm,

@@ -1,6 +1,9 @@
 //! The node's pools: made, changed, deleted, started, stopped.
 
-use std::sync::{Arc, PoisonError, RwLock, atomic::AtomicU32};
+use std::sync::{
+    Arc, PoisonError, RwLock,
+    atomic::{AtomicU32, Ordering},
+};
 
 use tokio::sync::{Notify, watch};
 
@@ -202,6 +205,20 @@ impl Pools {
     /// Something that refill or a watcher should look at has changed.
     pub(super) fn changed(&self) {
         self.0.wake.notify_one();
+        self.tell();
+    }
+
+    /// Stock was taken. While as many pieces are being made as may be, refill is not woken: each of them wakes it when
+    /// it is through, and would find the same. (Whoever sees the full count here let go of the pool's lock before the
+    /// piece takes that lock to be put in.)
+    pub(super) fn taken(&self) {
+        if self.0.in_flight.load(Ordering::Relaxed) < self.0.in_flight_max {
+            self.0.wake.notify_one();
+        }
+        self.tell();
+    }
+
+    fn tell(&self) {
         self.0.changes.send_modify(|count| *count = count.wrapping_add(1));
     }
 }

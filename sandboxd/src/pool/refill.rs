@@ -20,13 +20,15 @@ pub(super) async fn drive(pools: Pools) {
     let inner = Arc::clone(&pools.0);
     let mut vacancy = inner.sandboxes.means().admission.vacancy();
     let mut deaths = inner.sandboxes.deaths();
+    // Nothing was looked at yet.
+    let mut died = true;
     loop {
-        let wake_at = pass(&pools);
+        let wake_at = pass(&pools, std::mem::take(&mut died));
         tokio::select! {
             biased;
             () = inner.tasks.stopping() => return,
+            () = deaths.changed() => died = true,
             () = inner.wake.notified() => {}
-            () = deaths.changed() => {}
             () = vacancy.appeared() => {
                 for pool in pools.list() {
                     pool.with_policy(super::policy::Policy::has_room);
@@ -45,13 +47,13 @@ async fn until(at: Option<Tick>, pools: &Pools) {
     }
 }
 
-/// Looks at every pool once; tells when to look again though nothing happened.
-fn pass(pools: &Pools) -> Option<Tick> {
+/// Looks at every pool once; tells when to look again though nothing happened. `died`: something did in stock.
+fn pass(pools: &Pools, died: bool) -> Option<Tick> {
     let inner = &pools.0;
     let mut wake_at: Option<Tick> = None;
     for pool in pools.list() {
         let Some(capture) = inner.templates.current(&pool.key()) else {
-            prepare(pools, &pool, &mut wake_at);
+            prepare(pools, &pool, died, &mut wake_at);
             continue;
         };
         for warm in pool.outdated(&capture.digest().to_string()) {
@@ -60,7 +62,7 @@ fn pass(pools: &Pools) -> Option<Tick> {
         let may_begin = inner
             .in_flight_max
             .saturating_sub(inner.in_flight.load(Ordering::Relaxed));
-        let (plan, surplus) = pool.plan(may_begin);
+        let (plan, surplus) = pool.plan(may_begin, died);
         for warm in surplus {
             warm.end(Why::of(WhyKind::Surplus));
         }
@@ -75,9 +77,9 @@ fn pass(pools: &Pools) -> Option<Tick> {
 }
 
 /// There is no template to clone from: makes sure that one task sees to it, unless the last one failed of late.
-fn prepare(pools: &Pools, pool: &Arc<Pool>, wake_at: &mut Option<Tick>) {
+fn prepare(pools: &Pools, pool: &Arc<Pool>, died: bool, wake_at: &mut Option<Tick>) {
     // With nothing to begin from, the plan is asked for its pauses alone.
-    let (plan, surplus) = pool.plan(0);
+    let (plan, surplus) = pool.plan(0, died);
     drop(surplus);
     let resting = pool.with_policy(|policy| policy.parked().and_then(|parked| parked.retry_at));
     let now = pools.0.sandboxes.means().clock.tick();
