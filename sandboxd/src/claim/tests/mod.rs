@@ -1,3 +1,4 @@
 //! Claims over the fake engine.
 
+mod refusals;
 pub(crate) mod rooms;
