@@ -1,6 +1,6 @@
 //! The daemon dies while it takes up what an earlier one left, and what it must not do meanwhile.
 
-use harness::{HANG, Setup, program, within};
+use harness::{Daemon, HANG, Setup, program, within};
 use rustix::process::Signal;
 use sandbox_sdk::{Reason, v1::State};
 
@@ -41,19 +41,30 @@ async fn c10_killed_again_and_again_in_recovery() {
                 "recover.greeted=kill@3",
                 "recover.warm_put_back=kill@1",
                 "recover.warm_put_back=kill@2",
-                "journal.fold=kill@1",
-                "journal.before_delete=kill@1",
                 "journal.before_append=kill@1",
                 "journal.after_append=kill@1",
             ] {
-                daemon.change(|setup| setup.failpoints(point));
-                let status = daemon.start_to_die().await;
-                assert!(!status.success(), "{point}: {status}");
+                dies(&mut daemon, point).await;
             }
             live_on(&mut daemon, &mut model).await;
+
+            // What was recorded since is folded into the store by the next start.
+            for point in ["journal.fold=kill@1", "journal.before_delete=kill@1"] {
+                model.round();
+                model.run(&daemon, &[Claim("d", Plain)]).await;
+                daemon.kill9().await;
+                dies(&mut daemon, point).await;
+                live_on(&mut daemon, &mut model).await;
+            }
         }),
     )
     .await;
+}
+
+async fn dies(daemon: &mut Daemon, point: &str) {
+    daemon.change(|setup| setup.failpoints(point));
+    let status = daemon.start_to_die().await;
+    assert!(!status.success(), "{point}: {status}");
 }
 
 /// C11: the stock that was there is there: the same sandboxes, not new ones.
@@ -130,7 +141,7 @@ async fn c05_a_claim_that_died_without_a_daemon_is_told() {
     .await;
 }
 
-async fn dead_pid(daemon: &harness::Daemon, sandbox: &str) -> harness::process::Process {
+async fn dead_pid(daemon: &Daemon, sandbox: &str) -> harness::process::Process {
     let row = daemon.until_state(sandbox, State::Claimed).await;
     let pid = i32::try_from(row.pid.unwrap()).unwrap();
     harness::process::Process::look(pid).unwrap()

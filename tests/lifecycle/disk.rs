@@ -197,7 +197,7 @@ async fn i09_a_template_that_is_missing_damaged_or_another_versions_is_built_ane
         let text = fs::read_to_string(&manifest).unwrap();
         match change {
             "missing" => fs::remove_dir_all(&variant).unwrap(),
-            "cut" => replace(&manifest, &text[..text.len() / 2]),
+            "cut" => replace(&manifest, text.split_at(text.len() / 2).0),
             "not JSON" => replace(&manifest, "nonsense"),
             _ => {
                 let version = format!("\"version\":\"{}\"", env!("CARGO_PKG_VERSION"));

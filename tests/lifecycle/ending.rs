@@ -257,7 +257,7 @@ async fn o04_a_stop_under_traffic_refuses_new_claims_and_forgets_none() {
         .into_iter()
         .map(|row| row.sandbox)
         .collect();
-    let held = held.lock().unwrap();
+    let held = std::mem::take(&mut *held.lock().unwrap());
     // A release may have been recorded and its answer lost with the connection; a claim may not be lost.
     assert!(live.is_subset(&held), "{live:?} live, {held:?} are known");
     let client = daemon.client().await;

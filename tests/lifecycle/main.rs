@@ -5,9 +5,11 @@
 
 #![expect(
     clippy::unwrap_used,
+    clippy::panic,
     clippy::indexing_slicing,
     reason = "a test fails by panicking"
 )]
+#![expect(clippy::too_many_lines, reason = "a table of cases is read whole")]
 
 mod access;
 mod claims;

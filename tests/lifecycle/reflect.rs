@@ -50,7 +50,9 @@ async fn services(channel: &Channel) -> Vec<String> {
             names.sort();
             names
         }
-        other => panic!("{other:?}"),
+        other @ (MessageResponse::FileDescriptorResponse(_)
+        | MessageResponse::AllExtensionNumbersResponse(_)
+        | MessageResponse::ErrorResponse(_)) => panic!("{other:?}"),
     }
 }
 
@@ -151,7 +153,7 @@ async fn a_client_that_knows_only_reflection_lists_services_and_claims() {
     let daemon = Setup::stub().warm(1).start().await;
     daemon.until_warm(1).await;
     let channel = channel(&daemon).await;
-    let services = services(&channel).await;
+    let services = Box::pin(services(&channel)).await;
     for service in ["Agent", "Claims", "Node", "Pools", "Templates"] {
         assert!(
             services.contains(&format!("sandbox.v1.{service}")),

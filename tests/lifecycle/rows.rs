@@ -123,7 +123,7 @@ async fn next(watch: &mut ClaimsWatch) -> Event {
 async fn next_row(watch: &mut ClaimsWatch) -> Sandbox {
     match next(watch).await {
         Event::Sandbox(row) => row,
-        other => panic!("{other:?}"),
+        other @ (Event::Synced(_) | Event::Lost(_)) => panic!("{other:?}"),
     }
 }
 

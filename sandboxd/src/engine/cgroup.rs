@@ -54,8 +54,9 @@ pub(super) fn make(group: &Path) -> io::Result<OwnedFd> {
     Ok(procs.into())
 }
 
-/// A new group. An empty one that is left over from a machine whose directory had the same inode number makes room: it
-/// may have been killed, and since Linux 6.14 what is born below a group that ever was is killed at birth.
+/// A new group in the place of one that may be left over from a machine whose directory had the same inode number. Such
+/// a one is not used again: since Linux 6.14 what is born below a group that ever was killed is killed at birth, and
+/// silkd's leaves are such.
 fn fresh(group: &Path) -> io::Result<()> {
     match fs::create_dir(group) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {

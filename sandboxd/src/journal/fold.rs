@@ -67,6 +67,9 @@ pub struct SandboxRow {
     pub id: SandboxId,
     /// Where it stands.
     pub state: RowState,
+    /// Number of the record of its beginning. Of two rows with one slot the one with the higher number has it.
+    #[serde(default)]
+    pub first_seq: u64,
     /// Number of the last record that changed this row.
     pub seq: u64,
     /// Its place on the host.
@@ -196,6 +199,7 @@ fn making(state: &mut State, id: SandboxId, record: &Record) {
         state.sandboxes.entry(id).or_insert_with(|| SandboxRow {
             id,
             state: RowState::Making,
+            first_seq: record.seq,
             seq: record.seq,
             slot: *slot,
             key: key.clone(),

@@ -1,162 +1,165 @@
-//! Refill over the fake engine: what it makes, when it rests, and what wakes it.
+//! Refill over the fake engine.
 
 use std::{sync::Arc, time::Duration};
 
-use sandbox_protocol::{limits, reason::Reason};
+use sandbox_protocol::v1;
 
-use super::{LeaseBounds, Pool, Source, Spec};
+use super::{LeaseBounds, Pool, Source, Spec, refill::in_turn};
 use crate::{
-    claim::tests::rooms::{Rooms, key},
+    claim::tests::rooms::{Rooms, boot, key},
     engine::tests::fake::{Act, Op},
-    journal::SyncMode,
+    image::Image,
     link::fake::within,
-    sandbox::{Why, WhyKind},
+    sandbox::{Sandbox, Warm, WhyKind},
+    words::Name,
 };
 
-/// A hang, by real or paused time.
-const LONG: Duration = Duration::from_secs(4 * 3600);
-
-fn spec(name: &str, warm: u32) -> Spec {
-    Spec {
+fn set(rooms: &Rooms, name: &str, warm: u32) -> Arc<Pool> {
+    rooms.claims.pools.set(Spec {
         name: name.parse().unwrap(),
         key: key(),
         warm,
         warm_max: warm,
-        lease: LeaseBounds {
-            secs: 60,
-            max_secs: limits::LEASE_MAX_SECS,
-        },
+        lease: LeaseBounds::DEFAULT,
         source: Source::Applied,
+    })
+}
+
+/// Booted, so its digest is that of an image and of no capture.
+async fn booted(rooms: &Rooms) -> (Warm, Arc<Sandbox>) {
+    let warm = within(rooms.sandboxes().make(boot())).await.unwrap();
+    let sandbox = Arc::clone(warm.sandbox());
+    (warm, sandbox)
+}
+
+async fn until_stocked(rooms: &Rooms, pool: &Pool, warm: u32) {
+    let mut changes = rooms.claims.pools.changes();
+    within(async {
+        while pool.view().warm != warm {
+            changes.changed().await.unwrap();
+        }
+    })
+    .await;
+}
+
+fn why(sandbox: &Sandbox) -> Option<WhyKind> {
+    sandbox.with_life(|life| life.why().map(|why| why.kind))
+}
+
+#[tokio::test]
+async fn nothing_of_another_template_comes_into_the_stock() {
+    let rooms = Rooms::new();
+    let pool = set(&rooms, "one", 2);
+    let capture = within(rooms.claims.templates.ensure(&key())).await.unwrap();
+    let (kept, stays) = booted(&rooms).await;
+    assert!(pool.outdated(Some(Image::absent().digest())).is_empty());
+    pool.put(kept);
+    assert_eq!((pool.view().warm, why(&stays)), (1, None));
+
+    // Built anew: what is in stock goes, and so does what comes in late, by whichever way.
+    let gone = pool.outdated(Some(capture.digest()));
+    assert_eq!(gone.len(), 1);
+    drop(gone);
+    for way in 0..3 {
+        let (late, sandbox) = booted(&rooms).await;
+        match way {
+            0 => pool.put(late),
+            1 => {
+                assert_eq!(pool.plan(1, false).0.start, 1);
+                pool.made(Ok(late), Duration::ZERO);
+            }
+            _ => pool.rechecked(Some(late)),
+        }
+        assert_eq!(why(&sandbox), Some(WhyKind::TemplateChanged), "way {way}");
+        let view = pool.view();
+        assert_eq!((view.warm, view.making), (0, 0), "way {way}");
+    }
+    // Without a template nothing is stock at all.
+    assert!(pool.outdated(None).is_empty());
+    let (late, sandbox) = booted(&rooms).await;
+    pool.put(late);
+    assert_eq!(why(&sandbox), Some(WhyKind::TemplateChanged));
+}
+
+#[tokio::test]
+async fn stock_of_a_spoiled_capture_ends_and_is_made_anew() {
+    let rooms = Rooms::new();
+    let pool = set(&rooms, "one", 1);
+    let pools = &rooms.claims.pools;
+    pools.start();
+    until_stocked(&rooms, &pool, 1).await;
+    let old = rooms.sandboxes().list(None);
+    let capture = rooms.claims.templates.current(&key()).unwrap();
+    let mut feed = rooms.sandboxes().read_feed();
+    pools.spoil(&key(), capture.digest(), "bytes of it are others".into());
+    within(async {
+        while why(&old[0]).is_none() {
+            feed.next().await;
+        }
+    })
+    .await;
+    assert_eq!(why(&old[0]), Some(WhyKind::TemplateChanged));
+    until_stocked(&rooms, &pool, 1).await;
+    assert!(rooms.claims.templates.current(&key()).is_some());
+    within(pools.stop(true)).await;
+}
+
+#[tokio::test]
+async fn pools_get_their_pieces_in_turn_and_claims_have_the_same_turns() {
+    let rooms = Rooms::new();
+    within(rooms.claims.templates.ensure(&key())).await.unwrap();
+    let (many, few) = (set(&rooms, "early", 4), set(&rooms, "late", 4));
+    rooms.engine.set(Op::Clone, Some(Act::Hang));
+    let pools = &rooms.claims.pools;
+    pools.start();
+    within(rooms.engine.until_begun(Op::Clone, 2)).await;
+    assert_eq!((many.view().making, few.view().making), (1, 1));
+    assert!(!pools.has_turn());
+    within(pools.stop(true)).await;
+    drop(within(pools.turn()).await);
+}
+
+#[test]
+fn the_turn_goes_round() {
+    let names: Vec<Name> = ["a", "b", "c"].map(|name| name.parse().unwrap()).into();
+    let order = |last: Option<&str>| {
+        let last: Option<Name> = last.map(|name| name.parse().unwrap());
+        let mut list = names.clone();
+        in_turn(&mut list, last.as_ref(), |name| name);
+        list.iter().map(Name::as_str).collect::<Vec<_>>().concat()
+    };
+    for (last, then) in [
+        (None, "abc"),
+        (Some("a"), "bca"),
+        (Some("c"), "abc"),
+        (Some("bb"), "cab"),
+    ] {
+        assert_eq!(order(last), then);
     }
 }
 
-/// Waits until a pool is as wanted; paused time may pass.
-async fn until(rooms: &Rooms, wanted: impl Fn() -> bool) {
-    let mut changes = rooms.claims.pools.changes();
-    let waiting = async {
-        while !wanted() {
-            changes.changed().await.unwrap();
-        }
-    };
-    tokio::time::timeout(LONG, waiting).await.expect("it comes to be");
-}
-
-fn pool(rooms: &Rooms, warm: u32) -> Arc<Pool> {
-    let (pool, _written) = rooms.claims.pools.apply(spec("p", warm)).unwrap();
-    rooms.claims.pools.start();
-    pool
-}
-
-/// Two pools with one key: the template is built once, and both get what they want of it.
 #[tokio::test]
-async fn one_build_serves_every_pool_that_waits_for_it() {
-    let rooms = Rooms::with(8, SyncMode::Auto);
-    let (other, _written) = rooms.claims.pools.apply(spec("q", 1)).unwrap();
-    let pool = pool(&rooms, 2);
-    within(until(&rooms, || {
-        pool.view().warm == 2 && other.view().warm == 1 && pool.view().making == 0
-    }))
-    .await;
-    assert_eq!(rooms.engine.begun(Op::Boot), 1);
-    // One of them is the build's own check.
-    assert_eq!(rooms.engine.begun(Op::Clone), 4);
-    assert_eq!(rooms.held(), 3);
+async fn a_piece_that_was_out_for_a_probe_goes_back_to_its_own_pool() {
+    let rooms = Rooms::new();
+    let old = set(&rooms, "one", 1);
+    let (warm, sandbox) = booted(&rooms).await;
+    rooms.claims.pools.remove(old.name());
+    let new = set(&rooms, "one", 1);
+    within(super::refill::recheck(rooms.claims.pools.clone(), old, warm)).await;
+    assert_eq!(new.view().warm, 0);
+    assert_eq!(why(&sandbox), Some(WhyKind::PoolGone));
 }
 
-/// C19: what fails again and again is parked, with its reason and a pause, and comes back by itself. (How its pauses grow
-/// is the policy's own test.)
 #[tokio::test]
-async fn c19_failures_park_a_pool_and_success_clears_it() {
+async fn claims_of_pools_that_are_gone_leave_no_count() {
     let rooms = Rooms::new();
-    let pool = pool(&rooms, 1);
-    until(&rooms, || pool.view().warm == 1).await;
-    rooms.engine.set(Op::Clone, Some(Act::Fail));
-    let before = rooms.engine.begun(Op::Clone);
-    pool.take().unwrap().end(Why::of(WhyKind::Surplus));
-    let failing = Reason::TemplateFailed.as_str();
-    let is_parked = || {
-        let parked = pool.view().parked;
-        parked.is_some_and(|parked| parked.reason == failing && parked.retry_at.is_some())
-    };
-    until(&rooms, is_parked).await;
-    within(rooms.engine.until_begun(Op::Clone, before + 3)).await;
-    rooms.engine.set(Op::Clone, None);
-    until(&rooms, || pool.view().warm == 1 && pool.view().parked.is_none()).await;
-    assert_eq!(rooms.engine.living().len(), 1);
-}
-
-/// H7: without room a pool rests, however long, until room appears.
-#[tokio::test(start_paused = true)]
-async fn h07_a_full_node_parks_a_pool_until_room_appears() {
-    let rooms = Rooms::with(1, SyncMode::Auto);
-    let pool = pool(&rooms, 2);
-    until(&rooms, || pool.view().warm == 1 && pool.view().making == 0).await;
-    let parked = pool.view().parked.expect("it wants two");
-    assert_eq!(parked.reason, Reason::Capacity.as_str());
-    assert!(parked.retry_at.is_none(), "only news of room helps");
-    let begun = rooms.engine.begun(Op::Clone);
-    tokio::time::sleep(LONG).await;
-    assert_eq!(
-        rooms.engine.begun(Op::Clone),
-        begun,
-        "and nothing is tried meanwhile"
-    );
-
-    pool.take().unwrap().end(Why::of(WhyKind::Surplus));
-    until(&rooms, || {
-        rooms.engine.begun(Op::Clone) > begun && pool.view().warm == 1
-    })
-    .await;
-    assert_eq!(rooms.held(), 1);
-}
-
-/// A build that fails parks the pools that wait for it, and nothing of it is left; later it is tried again.
-#[tokio::test]
-async fn a_failed_build_parks_and_is_tried_again() {
-    let rooms = Rooms::new();
-    rooms.engine.set(Op::Hello, Some(Act::Fail));
-    let pool = pool(&rooms, 1);
-    until(&rooms, || pool.view().parked.is_some()).await;
-    assert_eq!(
-        pool.view().parked.unwrap().reason,
-        Reason::TemplateFailed.as_str()
-    );
-    rooms.engine.set(Op::Hello, None);
-    until(&rooms, || pool.view().warm == 1).await;
-    assert!(pool.view().parked.is_none());
-    assert_eq!(rooms.engine.living().len(), 1);
-}
-
-/// C5: a death in stock is news, not the find of a tick.
-#[tokio::test]
-async fn c05_a_death_in_stock_is_made_good() {
-    let rooms = Rooms::new();
-    let pool = pool(&rooms, 2);
-    within(until(&rooms, || pool.view().warm == 2 && pool.view().making == 0)).await;
-    let begun = rooms.engine.begun(Op::Clone);
-    rooms.engine.die(rooms.engine.living()[0]);
-    within(until(&rooms, || {
-        rooms.engine.begun(Op::Clone) == begun + 1 && pool.view().warm == 2 && pool.view().making == 0
-    }))
-    .await;
-}
-
-/// A pool that is deleted ends its stock, and what was being made for it.
-#[tokio::test(start_paused = true)]
-async fn a_deleted_pool_leaves_nothing() {
-    let rooms = Rooms::new();
-    let pool = pool(&rooms, 1);
-    until(&rooms, || pool.view().warm == 1).await;
-    rooms.engine.set(Op::Hello, Some(Act::Hang));
-    let (_pool, _written) = rooms.claims.pools.apply(spec("p", 2)).unwrap();
-    until(&rooms, || pool.view().making == 1).await;
-    let _written = rooms.claims.pools.delete(pool.name()).unwrap();
-    let mut vacancy = rooms.sandboxes().means().admission.vacancy();
-    let empty = async {
-        while rooms.held() > 0 {
-            vacancy.appeared().await;
-        }
-    };
-    tokio::time::timeout(LONG, empty).await.expect("nothing is left");
-    assert_eq!(rooms.engine.living(), []);
+    let sandboxes = rooms.sandboxes();
+    for name in ["one", "two"] {
+        drop(set(&rooms, name, 0));
+    }
+    assert_eq!(sandboxes.counted_pools(), 2);
+    let name = "one".parse().unwrap();
+    rooms.claims.pools.remove(&name);
+    assert_eq!(sandboxes.counted_pools(), 1);
+    assert_eq!(sandboxes.count(v1::State::Claimed), 0);
 }

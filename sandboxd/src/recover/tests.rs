@@ -25,6 +25,7 @@ fn row(n: u8, slot: u16, state: RowState) -> SandboxRow {
     SandboxRow {
         id: SandboxId::from_random([n; 16]),
         state,
+        first_seq: n.into(),
         seq: n.into(),
         slot: SlotNumber(slot),
         key: key(),
@@ -119,12 +120,12 @@ fn request(rooms: &Rooms, key: &str) -> Option<SandboxId> {
 async fn c13_the_later_of_two_rows_with_one_slot_has_it() {
     for (earlier, later) in [(1, 2), (2, 1)] {
         let rooms = Rooms::new();
-        // Ids and times in either order: time decides.
+        // Ids in either order: their beginnings decide, whatever was recorded of the earlier one since.
         let mut old = row(earlier, 5, RowState::Ending);
         old.why = Some("released".into());
-        old.created_at = WallTime::from_micros(1);
+        (old.first_seq, old.seq) = (1, 9);
         let mut new = row(later, 5, RowState::Quarantined);
-        new.created_at = WallTime::from_micros(2);
+        (new.first_seq, new.seq) = (2, 2);
         let (_summary, later_ones) = take_up_all(&rooms, &state([old, new])).await;
         drop(later_ones);
         until(&rooms, earlier, v1::State::Gone).await;

@@ -81,9 +81,9 @@ fn recorded(rooms: &Rooms) -> Vec<String> {
     let name = |json: &str| {
         let value: serde_json::Value = serde_json::from_str(json).unwrap();
         let transition = &value["do"];
-        match transition.as_object() {
-            Some(fields) => fields.keys().next().unwrap().clone(),
-            None => transition.as_str().unwrap().to_owned(),
+        match transition.as_str() {
+            Some(name) => name.to_owned(),
+            None => transition.as_object().unwrap().keys().next().unwrap().clone(),
         }
     };
     let mut names = Vec::new();

@@ -47,6 +47,7 @@ pub(crate) enum Op {
 pub(crate) enum Act {
     Fail,
     Hang,
+    Panic,
 }
 
 /// The engine; clones are the same one.
@@ -108,6 +109,7 @@ impl Fake {
             None => Ok(()),
             Some(Act::Fail) => Err(EngineError::Scripted("fail")),
             Some(Act::Hang) => pending().await,
+            Some(Act::Panic) => panic!("as scripted"),
         }
     }
 

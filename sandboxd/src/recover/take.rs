@@ -1,19 +1,17 @@
-//! Rows into the registry, and their guests taken up.
+//! Rows into the registry, and sandboxes taken up.
 
-use std::time::Duration;
+use std::{cmp::Reverse, sync::Arc, time::Duration};
 
 use futures_util::{StreamExt as _, stream};
 use sandbox_protocol::id::SandboxId;
 use tokio::time::timeout;
 
-use super::{
-    Fate, Later, Summary, Taken,
-    hold::{hold_slots, restore_keys, size},
-};
+use super::{Fate, Later, Summary, Taken, size};
 use crate::{
+    admission::Reservation,
     claim::Claims,
     faults,
-    journal::State,
+    journal::{RowState, SandboxRow, State},
     sandbox::{Admitted, Event, Why, WhyKind, adoptable},
     words::Size,
 };
@@ -118,4 +116,46 @@ fn incomplete() -> Why {
         WhyKind::RecordDamaged,
         "its records do not say which process it is",
     )
+}
+
+/// Puts the request keys back. Where several rows have one key, the live claim has it, else the newest: the key of a
+/// claim that came to nothing was free again.
+fn restore_keys(claims: &Claims, state: &State) {
+    let why = |row: &SandboxRow| Why::parse(row.why.as_deref().unwrap_or_default()).kind;
+    let mut rows: Vec<_> = state
+        .sandboxes
+        .values()
+        .filter(|row| row.why.is_none() || why(row) != WhyKind::ClaimFailed)
+        .filter_map(|row| row.claim.as_deref().map(|facts| (row, facts)))
+        .collect();
+    rows.sort_by_key(|(row, facts)| (row.state == RowState::Claimed, facts.claimed_at));
+    for (row, facts) in rows {
+        if let (Some(key), Some(digest)) = (&facts.request_key, &facts.request_digest) {
+            let owner = Arc::from(facts.owner.as_str());
+            claims.keys.restore(&owner, key, digest, row.id);
+        }
+    }
+}
+
+type Held<'a> = (&'a SandboxRow, Fate, Option<Reservation>);
+
+/// Holds the slot of every row that may have something in it. Where damage left two rows with one slot, the later made
+/// one has it: it could only be made once the other was gone. Records have one order, which no step of a clock changes.
+fn hold_slots<'a>(claims: &Claims, mut rows: Vec<(&'a SandboxRow, Fate)>) -> Vec<Held<'a>> {
+    rows.sort_by_key(|(row, _)| Reverse(row.first_seq));
+    let admission = &claims.sandboxes.means().admission;
+    let hold = |row: &SandboxRow| match row.state {
+        RowState::Gone | RowState::Failed => None,
+        RowState::Making | RowState::Warm | RowState::Claimed | RowState::Ending | RowState::Quarantined => {
+            let held = admission.adopt(row.slot, size(claims, row));
+            held.inspect_err(|error| tracing::error!(sandbox = %row.id, %error, "two rows have one slot"))
+                .ok()
+        }
+    };
+    rows.into_iter()
+        .map(|(row, fate)| {
+            let slot = hold(row);
+            (row, fate, slot)
+        })
+        .collect()
 }
