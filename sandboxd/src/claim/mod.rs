@@ -12,5 +12,5 @@ mod keys;
 pub(crate) mod tests;
 mod walk;
 
-pub use keys::Keys;
+pub use keys::{Keys, Reserved};
 pub use walk::{Ask, ClaimError, Claims, Granted, Wanted, check_lease};

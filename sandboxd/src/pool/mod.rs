@@ -20,6 +20,8 @@ mod pools;
 mod refill;
 #[cfg(test)]
 mod refill_tests;
+#[cfg(test)]
+mod rest_tests;
 mod spec;
 
 use std::{
