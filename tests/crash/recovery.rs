@@ -41,10 +41,6 @@ async fn c10_killed_again_and_again_in_recovery() {
                 "recover.greeted=kill@3",
                 "recover.warm_put_back=kill@1",
                 "recover.warm_put_back=kill@2",
-                "journal.fold=kill@1",
-                "journal.before_delete=kill@1",
-                "journal.before_append=kill@1",
-                "journal.after_append=kill@1",
             ] {
                 daemon.change(|setup| setup.failpoints(point));
                 let status = daemon.start_to_die().await;

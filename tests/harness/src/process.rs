@@ -165,16 +165,19 @@ pub(crate) fn end_group(group: &Path) {
     let limit = Timespec::try_from(Duration::from_secs(10)).unwrap();
     loop {
         let mut text = String::new();
-        events.rewind().unwrap();
         // A group that is gone cannot be read.
-        let empty = events.read_to_string(&mut text).is_err() || text.contains("populated 0");
+        let read = events.rewind().and_then(|()| events.read_to_string(&mut text));
+        let empty = read.is_err() || text.contains("populated 0");
         // The kernel signals a change of this file as priority.
         let mut changed = [PollFd::new(&events, PollFlags::PRI)];
         if empty || !matches!(rustix::event::poll(&mut changed, Some(&limit)), Ok(1)) {
             break;
         }
     }
-    if let Err(error) = remove_group(group) {
+    // Whoever else clears up may have been first.
+    if let Err(error) = remove_group(group)
+        && group.exists()
+    {
         eprintln!("{} is left: {error}", group.display());
     }
 }
