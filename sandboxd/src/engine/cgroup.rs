@@ -47,19 +47,24 @@ fn name(inode: u64) -> String {
     format!("{PREFIX}{inode:x}")
 }
 
-/// Makes a group, and gives the file through which a process enters it. An empty one that is left over from a machine
-/// whose directory had the same inode number makes room: it may have been killed, and since Linux 6.14 what is born below
-/// a group that ever was is killed at birth.
+/// Makes a group, and gives the file through which a process enters it.
 pub(super) fn make(group: &Path) -> io::Result<OwnedFd> {
-    if let Err(error) = fs::create_dir(group) {
-        if error.kind() != io::ErrorKind::AlreadyExists {
-            return Err(error);
-        }
-        remove(group)?;
-        fs::create_dir(group)?;
-    }
+    fresh(group)?;
     let procs = File::options().write(true).open(group.join("cgroup.procs"))?;
     Ok(procs.into())
+}
+
+/// A new group in the place of one that may be left over from a machine whose directory had the same inode number. Such
+/// a one is not used again: since Linux 6.14 what is born below a group that ever was killed is killed at birth, and
+/// silkd's leaves are such.
+fn fresh(group: &Path) -> io::Result<()> {
+    match fs::create_dir(group) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            remove(group)?;
+            fs::create_dir(group)
+        }
+        made => made,
+    }
 }
 
 /// Whether anything is in a group.

@@ -57,6 +57,8 @@ struct State {
     preparing: bool,
     /// Digest of the template that the stock was last compared with.
     compared: Option<Arc<str>>,
+    /// What watchers were last woken for.
+    shown: PoolNumbers,
 }
 
 /// Why a wait in line brought nothing.
@@ -97,6 +99,7 @@ impl Pool {
                 spec,
                 preparing: false,
                 compared: None,
+                shown: PoolNumbers::default(),
             }),
             pools,
         }
@@ -252,6 +255,7 @@ impl Pool {
     /// Asks the policy, and counts what it wants begun.
     pub(super) fn plan(&self, may_begin: u32) -> (Plan, Vec<Warm>) {
         let now = self.now();
+        let claimed = self.pools.0.sandboxes.claimed_from(&self.name);
         let mut state = self.lock();
         let dead = state.core.sweep(now);
         let counts = state.core.counts();
@@ -270,12 +274,16 @@ impl Pool {
             target: state.policy.target(now),
             making: counts.making,
             waiting: counts.waiting,
-            claimed: 0,
+            claimed,
             parked: state.policy.parked().is_some(),
         };
+        let news = std::mem::replace(&mut state.shown, numbers) != numbers;
         drop(state);
-        let claimed = self.pools.0.sandboxes.claimed_from(&self.name);
-        self.gauges.show(PoolNumbers { claimed, ..numbers });
+        self.gauges.show(numbers);
+        if news {
+            // What was begun here, or has changed by time alone, nobody else tells.
+            self.pools.tell();
+        }
         drop(dead);
         (plan, surplus)
     }

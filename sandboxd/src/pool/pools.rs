@@ -190,6 +190,11 @@ impl Pools {
     /// Something that refill or a watcher should look at has changed.
     pub(super) fn changed(&self) {
         self.0.wake.notify_one();
+        self.tell();
+    }
+
+    /// Something that a watcher should look at has changed, which refill knows.
+    pub(super) fn tell(&self) {
         self.0.changes.send_modify(|count| *count = count.wrapping_add(1));
     }
 }
