@@ -14,6 +14,8 @@ BIN := $(TARGET)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
 IMAGE ?= busybox
 # Empty: every part.
 BENCH ?=
+# `--cycles N --vm-cycles N`; default 10000 and 200.
+SOAK ?=
 ENGINE ?= qemu
 PREFIX ?= /usr
 DESTDIR ?=
@@ -94,12 +96,12 @@ bench:
 	cargo run --locked --release --package sandbox-tests --bin sandbox-bench -- \
 		--out $(TARGET)/bench --bin $(TARGET)/release --image $(TARGET)/image/busybox $(BENCH)
 
+# The harness starts the programs that lie beside it.
 soak:
 	deploy/deps build image vm test
 	deploy/image/build busybox $(TARGET)/image/busybox
-	cargo build --locked --release $(PROGRAMS)
-	cargo run --locked --release --package sandbox-tests --bin sandbox-soak -- \
-		--bin $(TARGET)/release --image $(TARGET)/image/busybox
+	cargo build --locked --release --package sandbox-tests --bins
+	$(TARGET)/release/sandbox-soak $(SOAK)
 
 # --sanitizer none is what the stable toolchain runs.
 fuzz:

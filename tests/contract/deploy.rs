@@ -1,6 +1,11 @@
 //! The files of `deploy`: scripts and units that hold together, with the daemon's defaults and with each other.
 
-use std::{collections::BTreeMap, process::Command};
+use std::{collections::BTreeMap, path::Path, process::Command};
+
+use sandboxd::{
+    config::{Config, Host},
+    words::MemBytes,
+};
 
 use crate::{
     none,
@@ -209,6 +214,41 @@ fn units_agree_with_the_configuration() {
             "nobody makes {folder}"
         );
     }
+}
+
+/// What is wrong with the shipped configuration: the daemon refuses it, or a value in it is not the default.
+fn config(text: &str) -> Vec<String> {
+    let host = Host {
+        name: "node".to_owned(),
+        memory: MemBytes(64 << 30),
+        cores: 8,
+    };
+    let path = Path::new("sandboxd.toml");
+    let read = |text: &str| Config::parse(text, path, &host).map_err(|mistakes| mistakes.to_string());
+    match (read(text), read("[pool.default]")) {
+        (Ok(shipped), Ok(defaults)) if shipped == defaults => Vec::new(),
+        (Ok(shipped), Ok(defaults)) => {
+            let (shipped, defaults) = (format!("{shipped:#?}"), format!("{defaults:#?}"));
+            let differ = shipped.lines().zip(defaults.lines()).filter(|(a, b)| a != b);
+            differ
+                .map(|(a, b)| format!("{} is shipped, the default is {}", a.trim(), b.trim()))
+                .collect()
+        }
+        (shipped, defaults) => shipped.err().into_iter().chain(defaults.err()).collect(),
+    }
+}
+
+#[test]
+fn the_shipped_configuration_shows_the_defaults() {
+    let text = &tree::file("deploy/sandboxd.toml").text;
+    none(config(text));
+    let broken = text.replace("warm = 4 ", "warm = 5 ");
+    assert_ne!(&broken, text);
+    assert!(!config(&broken).is_empty(), "another default is told");
+    assert!(
+        !config(&format!("{text}\n[nonsense]\n")).is_empty(),
+        "an unknown key is told"
+    );
 }
 
 #[test]

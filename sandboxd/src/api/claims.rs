@@ -18,8 +18,7 @@ use super::{
     stream::Boxed,
 };
 use crate::{
-    claim::{Ask, ClaimError, Granted, Wanted, check_lease},
-    config::TenantPools,
+    claim::{Ask, ClaimError, Granted, check_lease},
     feed::{News, Reader},
     journal::AppendError,
     pool::LeaseBounds,
@@ -92,17 +91,7 @@ fn admit(desk: &Desk, ctx: &Ctx, request: Request<v1::ClaimsClaimRequest>) -> Re
     let owner =
         owner(&principal).ok_or_else(|| Refusal::new(Reason::NotAllowed, "a claimer cannot claim"))?;
     let deadline = desk.deadline(&request);
-    let ask = parse::ask(request.into_inner(), owner, desk.allowed(&principal), deadline)?;
-    match (&ask.allowed, &ask.from) {
-        (TenantPools::All, _) | (TenantPools::Named(_), Wanted::Pool(_)) => Ok(ask),
-        // A clone or a boot without a pool is for those who may use every pool.
-        (TenantPools::Named(names), Wanted::Key(key)) => {
-            let theirs = desk.claims.pools.with_key_if(key, |name| names.contains(name));
-            theirs
-                .map(|_| ask)
-                .ok_or_else(|| Refusal::new(Reason::NotAllowed, "no pool of this tenant has that key"))
-        }
-    }
+    parse::ask(request.into_inner(), owner, desk.allowed(&principal), deadline)
 }
 
 async fn claim(desk: &Desk, ask: Ask, trace: bool) -> Result<v1::ClaimsClaimReply, Refusal> {
@@ -207,6 +196,7 @@ fn refusal(error: ClaimError) -> Refusal {
         ClaimError::TemplateBuilding(_) => plain(Reason::TemplateBuilding),
         ClaimError::Template { reason, .. } => plain(reason),
         ClaimError::Journal(error) => journal(&error),
+        ClaimError::NotAllowed(_) => plain(Reason::NotAllowed),
         ClaimError::Guest(_) => Refusal::field("env", text),
         ClaimError::GuestLost(_) => plain(Reason::AgentLost),
         ClaimError::Deadline => plain(Reason::Deadline),
@@ -356,14 +346,7 @@ fn watch(
             owner,
         },
     )?;
-    let reader = desk.claims.sandboxes.read_feed();
-    let mut watcher = Watcher {
-        desk: desk.clone(),
-        filter,
-        reader,
-        queue: VecDeque::new(),
-        told: HashSet::new(),
-    };
+    let mut watcher = Watcher::new(desk, filter);
     watcher.begin();
     let events = stream::unfold(watcher, |mut watcher| async move {
         watcher.next().await.map(|event| (event, watcher))
@@ -372,6 +355,16 @@ fn watch(
 }
 
 impl Watcher {
+    fn new(desk: &Desk, filter: Filter) -> Self {
+        Self {
+            desk: desk.clone(),
+            filter,
+            reader: desk.claims.sandboxes.read_feed(),
+            queue: VecDeque::new(),
+            told: HashSet::new(),
+        }
+    }
+
     fn begin(&mut self) {
         let all = self.filter.candidates(&self.desk, None).into_iter();
         let shown = all.filter(|sandbox| self.filter.shows(sandbox));
@@ -426,5 +419,52 @@ impl Watcher {
             self.told.remove(&sandbox.id) && self.filter.may_see(sandbox)
         };
         (shows || known).then(|| self.filter.view(&self.desk, sandbox))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::services_tests as services, *};
+    use crate::{
+        access::{Caller, Operator, Principal},
+        claim::tests::rooms::{Rooms, boot},
+        link::fake::within,
+    };
+
+    #[tokio::test]
+    async fn a_watch_forgets_what_is_gone() {
+        let rooms = Rooms::new();
+        let desk = services::desk(&rooms, &[]);
+        let ctx = Ctx {
+            id: sandbox_protocol::id::RequestId::from_random([0; 16]),
+            caller: Caller::Known(Principal::Operator(Operator::Uid(0))),
+            trace: false,
+        };
+        let states = [v1::State::Warm, v1::State::Gone];
+        let wish = Wish {
+            states: states.map(i32::from).to_vec(),
+            pools: vec![],
+            labels: std::collections::HashMap::new(),
+            owner: None,
+        };
+        let filter = Filter::new(&desk, &ctx, wish).unwrap();
+        let mut watcher = Watcher::new(&desk, filter);
+        watcher.begin();
+        let warm = within(rooms.sandboxes().make(boot())).await.unwrap();
+        // Synced, and then one event per state that fits and per change of what was told.
+        let mut seen = vec![];
+        let mut warm = Some(warm);
+        while seen.last() != Some(&v1::State::Gone) {
+            let reply = within(watcher.next()).await.unwrap();
+            if let Some(v1::claims_watch_reply::Event::Sandbox(sandbox)) = reply.event {
+                seen.push(sandbox.state());
+                if let Some(warm) = warm.take() {
+                    assert_eq!(watcher.told.len(), 1);
+                    warm.end(Why::of(WhyKind::Surplus));
+                }
+            }
+        }
+        assert_eq!(seen.first(), Some(&v1::State::Warm));
+        assert!(watcher.told.is_empty());
     }
 }

@@ -23,13 +23,21 @@ pub(super) struct Wish {
     pub(super) owner: Option<String>,
 }
 
+/// Which sandboxes are looked at.
+#[derive(Debug, Clone, Copy)]
+enum Scope {
+    /// Each.
+    All,
+    /// The holder of a claim's token sees one, or none if it opens none.
+    Only(Option<SandboxId>),
+}
+
 /// What a reader sees.
 #[derive(Debug)]
 pub(super) struct Filter {
     caller: Caller,
     operator: bool,
-    /// The holder of a claim's token sees one sandbox, or none; everybody else is asked about each.
-    only: Option<Option<SandboxId>>,
+    scope: Scope,
     states: BTreeSet<v1::State>,
     pools: BTreeSet<Name>,
     labels: BTreeMap<String, String>,
@@ -42,10 +50,10 @@ impl Filter {
     /// # Errors
     /// `FIELD_INVALID`, and `TOKEN_REQUIRED` or `TOKEN_INVALID`.
     pub(super) fn new(desk: &Desk, ctx: &Ctx, wish: Wish) -> Result<Self, Refusal> {
-        let (operator, only) = match &ctx.caller {
-            Caller::Known(principal) => (is_operator(principal), None),
-            Caller::Claim(_) => (false, Some(opened_by(desk, &ctx.caller))),
-            Caller::Nobody | Caller::Stranger => (is_operator(&ctx.principal()?), None),
+        let (operator, scope) = match &ctx.caller {
+            Caller::Known(principal) => (is_operator(principal), Scope::All),
+            Caller::Claim(_) => (false, Scope::Only(opened_by(desk, &ctx.caller))),
+            Caller::Nobody | Caller::Stranger => (is_operator(&ctx.principal()?), Scope::All),
         };
         let mut states = parse::states(&wish.states)?;
         if states.is_empty() {
@@ -54,7 +62,7 @@ impl Filter {
         Ok(Self {
             caller: ctx.caller.clone(),
             operator,
-            only,
+            scope,
             states,
             pools: parse::pools(&wish.pools)?,
             labels: parse::labels(wish.labels)?,
@@ -65,9 +73,9 @@ impl Filter {
     /// What there is to look at behind `after`, in the order of ids.
     pub(super) fn candidates(&self, desk: &Desk, after: Option<SandboxId>) -> Vec<Arc<Sandbox>> {
         let sandboxes = &desk.claims.sandboxes;
-        match self.only {
-            None => sandboxes.list(after),
-            Some(only) => {
+        match self.scope {
+            Scope::All => sandboxes.list(after),
+            Scope::Only(only) => {
                 let behind = only.filter(|id| after.is_none_or(|after| *id > after));
                 behind.and_then(|id| sandboxes.get(id)).into_iter().collect()
             }
@@ -76,7 +84,10 @@ impl Filter {
 
     /// Whether a change of this sandbox can be news at all.
     pub(super) fn concerns(&self, id: SandboxId) -> bool {
-        self.only.is_none_or(|only| only == Some(id))
+        match self.scope {
+            Scope::All => true,
+            Scope::Only(only) => only == Some(id),
+        }
     }
 
     /// Whether the reader may know of it.

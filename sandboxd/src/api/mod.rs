@@ -89,4 +89,6 @@ pub enum ListenError {
 #[cfg(test)]
 mod fake;
 #[cfg(test)]
+mod services_tests;
+#[cfg(test)]
 mod tests;

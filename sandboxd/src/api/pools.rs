@@ -264,3 +264,41 @@ fn same(a: &v1::Pool, b: &v1::Pool) -> bool {
     };
     near && timeless(a) == timeless(b)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_alone_is_no_news() {
+        let at = |seconds, nanos| Some(prost_types::Timestamp { seconds, nanos });
+        let pool = |arrivals, since, retry_at| v1::Pool {
+            arrivals_per_min: arrivals,
+            parked: Some(v1::Parked {
+                reason: "CAPACITY".into(),
+                since,
+                retry_at,
+                message: String::new(),
+            }),
+            ..v1::Pool::default()
+        };
+        let one = pool(1.0, at(5, 0), at(9, 999_999_999));
+        assert!(same(&one, &pool(0.5, at(5, 3), at(10, 2_000))));
+        assert!(!same(&one, &pool(1.0, at(5, 0), at(10, 200_000_000))));
+        assert!(!same(&one, &pool(1.0, at(5, 0), None)));
+        assert!(!same(
+            &one,
+            &v1::Pool {
+                warm: 1,
+                ..one.clone()
+            }
+        ));
+        assert!(!same(
+            &one,
+            &v1::Pool {
+                parked: None,
+                ..one.clone()
+            }
+        ));
+    }
+}

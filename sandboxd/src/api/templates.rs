@@ -1,8 +1,8 @@
 //! Service `Templates`.
 
-use std::time::Duration;
+use std::{pin::Pin, time::Duration};
 
-use futures_util::{Stream, StreamExt as _, stream};
+use futures_util::{Stream, stream};
 use sandbox_protocol::{id::RequestId, reason::Reason, v1};
 use tonic::{Request, Response, Status};
 
@@ -13,13 +13,14 @@ use super::{
     stream::Boxed,
 };
 use crate::{
+    access::Principal,
     sandbox::Life,
     template::{Build, BuildEvent, BuildStep, Spec, TemplateError, Variant},
     words::{Name, PoolKey},
 };
 
 /// Time of a warm-up when none is given, and the most.
-const WARMUP_DEFAULT_MS: u32 = 30_000;
+const WARMUP_DEFAULT: Duration = Duration::from_secs(30);
 const WARMUP_MAX_MS: u32 = 600_000;
 /// Bytes of a warm-up's arguments together.
 const WARMUP_BYTES: usize = 64 * 1024;
@@ -45,21 +46,19 @@ impl v1::templates_server::Templates for TemplatesService {
         request: Request<v1::TemplatesListRequest>,
     ) -> Result<Response<v1::TemplatesListReply>, Status> {
         let ctx = self.0.ctx(&request);
+        let templates = viewer(&self.0, &ctx).map(|viewer| {
+            let all = views(&self.0).into_iter();
+            all.map(|template| viewer.sees(template)).collect()
+        });
         answer(
             &ctx,
-            known(&self.0, &ctx).map(|()| v1::TemplatesListReply {
-                templates: views(&self.0),
-            }),
+            templates.map(|templates| v1::TemplatesListReply { templates }),
         )
     }
 
     async fn get(&self, request: Request<v1::TemplatesGetRequest>) -> Result<Response<v1::Template>, Status> {
         let ctx = self.0.ctx(&request);
-        let name = known(&self.0, &ctx).and_then(|()| parse::name("name", &request.get_ref().name));
-        answer(
-            &ctx,
-            name.and_then(|name| view(&self.0, &name).ok_or_else(|| not_found(&name))),
-        )
+        answer(&ctx, get(&self.0, &ctx, request.get_ref()))
     }
 
     async fn delete(
@@ -67,14 +66,51 @@ impl v1::templates_server::Templates for TemplatesService {
         request: Request<v1::TemplatesDeleteRequest>,
     ) -> Result<Response<v1::TemplatesDeleteReply>, Status> {
         let ctx = self.0.ctx(&request);
-        answer(&ctx, delete(&self.0, &ctx, request.get_ref()))
+        answer(&ctx, delete(&self.0, &ctx, request.get_ref()).await)
+    }
+}
+
+/// Who looks at templates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Viewer {
+    Operator,
+    Tenant,
+}
+
+impl Viewer {
+    /// The part of a template that is his to see. A tenant learns what can be claimed, and nothing of how it is made, of
+    /// this host or of its pools.
+    fn sees(self, template: v1::Template) -> v1::Template {
+        let variant = |variant: v1::Variant| v1::Variant {
+            lane: variant.lane,
+            size: variant.size,
+            ..v1::Variant::default()
+        };
+        match self {
+            Self::Operator => template,
+            Self::Tenant => v1::Template {
+                name: template.name,
+                variants: template.variants.into_iter().map(variant).collect(),
+                ..v1::Template::default()
+            },
+        }
     }
 }
 
 /// Operators and tenants may look at templates.
-fn known(desk: &Desk, ctx: &Ctx) -> Result<(), Refusal> {
+fn viewer(desk: &Desk, ctx: &Ctx) -> Result<Viewer, Refusal> {
     desk.started()?;
-    ctx.principal().map(drop)
+    ctx.principal().map(|principal| match principal {
+        Principal::Operator(_) => Viewer::Operator,
+        Principal::Tenant { .. } | Principal::Claimer { .. } => Viewer::Tenant,
+    })
+}
+
+fn get(desk: &Desk, ctx: &Ctx, request: &v1::TemplatesGetRequest) -> Result<v1::Template, Refusal> {
+    let viewer = viewer(desk, ctx)?;
+    let name = parse::name("name", &request.name)?;
+    let template = view(desk, &name).ok_or_else(|| not_found(&name))?;
+    Ok(viewer.sees(template))
 }
 
 fn build(
@@ -96,11 +132,12 @@ fn build(
         id: ctx.id,
         name,
         build: Some(build),
+        stopping: Box::pin(desk.stopping()),
     };
-    Ok(Box::pin(telling.events().take_until(desk.stopping())))
+    Ok(Box::pin(telling.events()))
 }
 
-fn delete(
+async fn delete(
     desk: &Desk,
     ctx: &Ctx,
     request: &v1::TemplatesDeleteRequest,
@@ -108,11 +145,17 @@ fn delete(
     desk.serving()?;
     ctx.operator()?;
     let name = parse::name("name", &request.name)?;
-    unused(desk, &name)?;
-    desk.claims
-        .templates
-        .delete(&name)
-        .map_err(|error| refusal(&error))?;
+    let deleted = {
+        // No pool of it appears between the look and the deletion.
+        let _one = desk.changing.begin();
+        unused(desk, &name)?;
+        desk.claims.templates.delete(&name)
+    };
+    let deleted = match deleted {
+        Ok(files) => files.await,
+        Err(error) => Err(error),
+    };
+    deleted.map_err(|error| refusal(&error))?;
     Ok(v1::TemplatesDeleteReply {})
 }
 
@@ -124,49 +167,96 @@ fn refusal(error: &TemplateError) -> Refusal {
     Refusal::new(error.reason(), error.chain())
 }
 
-/// What is to be built. A template that is known keeps what the request leaves out.
+/// What is to be built. A template that is known keeps what the request leaves out; one of the configuration file is
+/// what the file says.
 fn spec(desk: &Desk, request: &v1::TemplatesBuildRequest, key: &PoolKey) -> Result<Spec, Refusal> {
-    let known = desk.claims.templates.spec(&key.template);
-    let image = match (request.image.as_str(), &known) {
-        ("", Some(known)) => known.image.clone(),
-        ("", None) => return Err(Refusal::field("image", "a new template needs an image")),
-        (image, _) => image.to_owned(),
+    let templates = &desk.claims.templates;
+    let asked = Asked::parse(request)?;
+    let Some(known) = templates.spec(&key.template) else {
+        return Ok(Spec {
+            name: key.template.clone(),
+            image: asked
+                .image
+                .ok_or_else(|| Refusal::field("image", "a new template needs an image"))?,
+            warmup: asked.warmup.unwrap_or_default(),
+            warmup_timeout: asked.warmup_timeout.unwrap_or(WARMUP_DEFAULT),
+        });
     };
-    if !image.starts_with('/') {
-        parse::name("image", &image)?;
+    if templates.is_of_file(&key.template) {
+        asked.agrees_with(&known)?;
     }
-    let total: usize = request.warmup.iter().map(bytes::Bytes::len).sum();
-    if total > WARMUP_BYTES || request.warmup.iter().any(|arg| arg.contains(&0)) {
-        return Err(Refusal::field(
-            "warmup",
-            format!("at most {WARMUP_BYTES} bytes of arguments, without NUL"),
-        ));
-    }
-    let timeout = request.warmup_timeout_ms.unwrap_or(WARMUP_DEFAULT_MS);
-    if !(1..=WARMUP_MAX_MS).contains(&timeout) {
-        return Err(Refusal::field(
-            "warmup_timeout_ms",
-            format!("1 to {WARMUP_MAX_MS}"),
-        ));
-    }
-    let warmup = match (request.warmup.is_empty(), known) {
-        (true, Some(known)) => known.warmup,
-        (true | false, _) => request
+    // The time that is kept is the kept warm-up's.
+    let (warmup, time) = match asked.warmup {
+        Some(warmup) => (warmup, WARMUP_DEFAULT),
+        None => (known.warmup, known.warmup_timeout),
+    };
+    Ok(Spec {
+        name: known.name,
+        image: asked.image.unwrap_or(known.image),
+        warmup,
+        warmup_timeout: asked.warmup_timeout.unwrap_or(time),
+    })
+}
+
+/// What a request says of a template; none where it leaves it out.
+struct Asked {
+    image: Option<String>,
+    warmup: Option<Vec<String>>,
+    warmup_timeout: Option<Duration>,
+}
+
+impl Asked {
+    fn parse(request: &v1::TemplatesBuildRequest) -> Result<Self, Refusal> {
+        let image = Some(&request.image).filter(|image| !image.is_empty());
+        if let Some(name) = image.filter(|image| !image.starts_with('/')) {
+            parse::name("image", name)?;
+        }
+        let total: usize = request.warmup.iter().map(bytes::Bytes::len).sum();
+        if total > WARMUP_BYTES || request.warmup.iter().any(|arg| arg.contains(&0)) {
+            return Err(Refusal::field(
+                "warmup",
+                format!("at most {WARMUP_BYTES} bytes of arguments, without NUL"),
+            ));
+        }
+        let warmup: Vec<String> = request
             .warmup
             .iter()
             .map(|arg| String::from_utf8(arg.to_vec()))
             .collect::<Result<_, _>>()
             .map_err(|_bytes| {
                 Refusal::field("warmup", "not UTF-8: put such bytes into a script of the image")
-            })?,
-    };
-    let warmup_timeout = Duration::from_millis(timeout.into());
-    Ok(Spec {
-        name: key.template.clone(),
-        image,
-        warmup,
-        warmup_timeout,
-    })
+            })?;
+        let ms = request.warmup_timeout_ms;
+        if ms.is_some_and(|ms| !(1..=WARMUP_MAX_MS).contains(&ms)) {
+            return Err(Refusal::field(
+                "warmup_timeout_ms",
+                format!("1 to {WARMUP_MAX_MS}"),
+            ));
+        }
+        Ok(Self {
+            image: image.cloned(),
+            warmup: Some(warmup).filter(|argv| !argv.is_empty()),
+            warmup_timeout: ms.map(|ms| Duration::from_millis(ms.into())),
+        })
+    }
+
+    /// The file would undo at its next reading what the API makes otherwise.
+    fn agrees_with(&self, of_file: &Spec) -> Result<(), Refusal> {
+        let refused = |field| {
+            let text = format!(
+                "the configuration file says otherwise of template {}: change it there, or build under another name",
+                of_file.name
+            );
+            Err(Refusal::field(field, text))
+        };
+        if self.image.as_ref().is_some_and(|image| *image != of_file.image) {
+            return refused("image");
+        }
+        if self.warmup.as_ref().is_some_and(|argv| *argv != of_file.warmup) {
+            return refused("warmup");
+        }
+        Ok(())
+    }
 }
 
 /// Refuses where a pool or a sandbox that is not gone was made from it.
@@ -256,6 +346,8 @@ struct Telling {
     name: Name,
     /// None once it is through.
     build: Option<Build>,
+    /// The daemon stops, and the build with it.
+    stopping: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
 impl Telling {
@@ -269,7 +361,15 @@ impl Telling {
 
     async fn next(&mut self) -> Option<Result<v1::templates_build_reply::Event, Refusal>> {
         use v1::templates_build_reply::Event;
-        match self.build.as_mut()?.next().await {
+        let event = tokio::select! {
+            biased;
+            event = self.build.as_mut()?.next() => event,
+            () = &mut self.stopping => {
+                self.build = None;
+                return Some(Err(Refusal::new(Reason::Draining, "the daemon is stopping")));
+            }
+        };
+        match event {
             BuildEvent::Step(step, elapsed) => {
                 let elapsed_ms = u32::try_from(elapsed.as_millis()).unwrap_or(u32::MAX);
                 Some(Ok(Event::Step(v1::BuildStep {
@@ -295,5 +395,70 @@ const fn kind(step: BuildStep) -> v1::build_step::Kind {
         BuildStep::Quiesce => v1::build_step::Kind::Quiesce,
         BuildStep::Capture => v1::build_step::Kind::Capture,
         BuildStep::Check => v1::build_step::Kind::Check,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of_file() -> Spec {
+        Spec {
+            name: "default".parse().unwrap(),
+            image: "busybox".into(),
+            warmup: vec!["true".into()],
+            warmup_timeout: Duration::from_secs(300),
+        }
+    }
+
+    #[test]
+    fn what_the_file_says_is_not_built_otherwise() {
+        let asked = |image: &str, warmup: &[&str]| {
+            let request = v1::TemplatesBuildRequest {
+                image: image.into(),
+                warmup: warmup.iter().map(|arg| (*arg).to_owned().into()).collect(),
+                ..v1::TemplatesBuildRequest::default()
+            };
+            Asked::parse(&request).unwrap().agrees_with(&of_file())
+        };
+        for (image, warmup) in [("", &[][..]), ("busybox", &[]), ("", &["true"])] {
+            assert!(asked(image, warmup).is_ok(), "{image} {warmup:?}");
+        }
+        for (image, warmup) in [("other", &[][..]), ("busybox", &["false"])] {
+            let refusal = asked(image, warmup).unwrap_err();
+            assert!(
+                format!("{refusal:?}").contains("configuration file"),
+                "{refusal:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn tenants_learn_what_can_be_claimed_and_no_more() {
+        let variant = v1::Variant {
+            lane: 1,
+            size: "small".into(),
+            qemu_version: "10.0".into(),
+            pools: vec!["others".into()],
+            ..v1::Variant::default()
+        };
+        let template = v1::Template {
+            name: "py".into(),
+            image: "/srv/images/py".into(),
+            warmup: vec!["secret".into()],
+            variants: vec![variant],
+            ..v1::Template::default()
+        };
+        assert_eq!(Viewer::Operator.sees(template.clone()), template);
+        let seen = v1::Template {
+            name: "py".into(),
+            variants: vec![v1::Variant {
+                lane: 1,
+                size: "small".into(),
+                ..v1::Variant::default()
+            }],
+            ..v1::Template::default()
+        };
+        assert_eq!(Viewer::Tenant.sees(template), seen);
     }
 }

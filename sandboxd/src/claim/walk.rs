@@ -10,9 +10,10 @@ use super::keys::{KeyGuard, Keys, Reserved};
 use crate::{
     access::{ClaimToken, HostKey},
     admission::Full,
-    agent,
+    agent::{self, AgentError},
     clock::Tick,
     config::TenantPools,
+    engine::Capture,
     faults,
     journal::{AppendError, Written},
     pool::{LeaseBounds, Pool, Pools, WaitEnd},
@@ -42,10 +43,10 @@ pub enum Wanted {
 pub struct Ask {
     /// Whose it will be.
     pub owner: Arc<str>,
-    /// The pools that it may be served from.
-    pub allowed: TenantPools,
     /// From where.
     pub from: Wanted,
+    /// Pools that the caller may claim from; what it may not is to it as if it were not there.
+    pub allowed: TenantPools,
     /// Seconds; absent: the pool's.
     pub lease_secs: Option<u32>,
     /// The caller's request key, and the digest of the request.
@@ -74,14 +75,14 @@ pub struct Granted {
     /// What opens it.
     pub token: ClaimToken,
     /// Proof that its record outlives the daemon; absent for a repetition, whose record the first answer was about.
-    receipt: Option<Written>,
+    _receipt: Option<Written>,
 }
 
+#[cfg(test)]
 impl Granted {
-    /// Whether this answers a repeated request.
-    #[must_use]
-    pub const fn is_repetition(&self) -> bool {
-        self.receipt.is_none()
+    /// Whether this answers a repeated request, whose receipt went to the first answer.
+    pub(super) const fn is_repetition(&self) -> bool {
+        self._receipt.is_none()
     }
 }
 
@@ -91,6 +92,9 @@ pub enum ClaimError {
     /// No such pool.
     #[error("there is no pool {0}")]
     PoolNotFound(Name),
+    /// The caller may claim from some pools only, and none of them has that key.
+    #[error("no pool of this tenant has template {}, lane {} and size {}", .0.template, .0.lane, .0.size)]
+    NotAllowed(PoolKey),
     /// No template of that name.
     #[error("there is no template {0}")]
     TemplateNotFound(Name),
@@ -147,8 +151,8 @@ pub enum ClaimError {
     /// The guest did not take environment or user.
     #[error("the guest refused the claim's environment or user: {0}")]
     Guest(String),
-    /// The guest did not answer when it was told environment and user.
-    #[error("the guest was lost while it was told the claim's environment and user: {0}")]
+    /// The guest could not be told of environment and user.
+    #[error("the guest cannot be told of the claim: {0}")]
     GuestLost(String),
     /// The caller's own deadline.
     #[error("the call's deadline is over")]
@@ -203,15 +207,13 @@ impl Claims {
     /// See [`ClaimError`]. Nothing is left claimed then.
     pub async fn claim(&self, ask: Ask) -> Result<Granted, ClaimError> {
         let mut times = ClaimTimes::start(self.sandboxes.means().clock.clone());
-        let terms = self.terms(&ask)?;
-        let meter = terms
-            .pool
-            .as_ref()
-            .map_or(&*self.metrics, |pool| pool.claim_metrics());
+        let mut terms = self.terms(&ask)?;
+        let pool = terms.pool.clone();
+        let meter = pool.as_ref().map_or(&*self.metrics, |pool| pool.claim_metrics());
         let mut tier = None;
-        let pool = terms.pool.as_ref().map_or("", |pool| pool.name().as_str());
-        let walk = self.walk(&ask, &terms, &mut times, &mut tier);
-        let outcome = walk.instrument(span::claim(pool)).await;
+        let name = pool.as_ref().map_or("", |pool| pool.name().as_str());
+        let walk = self.walk(&ask, &mut terms, &mut times, &mut tier);
+        let outcome = walk.instrument(span::claim(name)).await;
         let kind = match &outcome {
             Ok(_) => Outcome::Ok,
             Err(
@@ -229,7 +231,7 @@ impl Claims {
     async fn walk(
         &self,
         ask: &Ask,
-        terms: &Terms,
+        terms: &mut Terms,
         times: &mut ClaimTimes,
         served: &mut Option<Tier>,
     ) -> Result<Granted, ClaimError> {
@@ -242,7 +244,9 @@ impl Claims {
             },
         };
         times.done(ClaimStep::Key);
-        let (sandbox, claim, written) = loop {
+        // What was taken and cannot be recorded is lost; so nothing is taken then.
+        self.pools.may_take(self.now()).map_err(ClaimError::Journal)?;
+        let (sandbox, claim, token, written) = loop {
             let (warm, tier) = match terms.pool.as_ref().and_then(|pool| pool.take()) {
                 Some(warm) => (warm, Tier::Warm),
                 // The way round by the line and by clones is long; the way through stock stays small.
@@ -250,10 +254,10 @@ impl Claims {
             };
             times.done(ClaimStep::Take);
             *served = Some(tier);
-            let claim = self.draw_up(ask, terms, tier);
+            let (claim, token) = self.draw_up(ask, terms, tier);
             faults::passage("claim.taken");
             match warm.claim(claim.clone()) {
-                Ok((sandbox, written)) => break (sandbox, claim, written),
+                Ok((sandbox, written)) => break (sandbox, claim, token, written),
                 // It died in our hand; the next one.
                 Err(ApplyError::Refused) => {}
                 Err(ApplyError::Journal(error)) => return Err(ClaimError::Journal(error)),
@@ -280,7 +284,6 @@ impl Claims {
         if let Some(guard) = key_guard {
             guard.fulfil(sandbox.id);
         }
-        let token = ClaimToken::new(&self.host_key, claim.id);
         times.done(ClaimStep::Hand);
         tracing::info!(sandbox = %sandbox.id, tier = tier_text(*served), owner = &*claim.owner, "claimed");
         faults::passage("claim.before_reply");
@@ -288,7 +291,7 @@ impl Claims {
             sandbox,
             claim,
             token,
-            receipt: Some(receipt),
+            _receipt: Some(receipt),
         })
     }
 
@@ -314,7 +317,11 @@ impl Claims {
                 if !self.templates.knows(&key.template) {
                     return Err(ClaimError::TemplateNotFound(key.template.clone()));
                 }
-                self.pools.with_key_if(key, |name| ask.allowed.contains(name))
+                let pool = self.pools.with_key_if(key, |name| ask.allowed.contains(name));
+                match (pool, &ask.allowed) {
+                    (None, TenantPools::Named(_)) => return Err(ClaimError::NotAllowed(key.clone())),
+                    (pool, TenantPools::Named(_) | TenantPools::All) => pool,
+                }
             }
         };
         let bounds = pool.as_ref().map_or(LeaseBounds::DEFAULT, |pool| pool.lease());
@@ -382,7 +389,7 @@ impl Claims {
                     sandbox,
                     claim,
                     token,
-                    receipt: None,
+                    _receipt: None,
                 })
             }
             Life::Ending { why, .. }
@@ -394,17 +401,18 @@ impl Claims {
         }
     }
 
-    fn draw_up(&self, ask: &Ask, terms: &Terms, tier: Tier) -> Claim {
+    fn draw_up(&self, ask: &Ask, terms: &Terms, tier: Tier) -> (Claim, ClaimToken) {
         let clock = &self.sandboxes.means().clock;
         let (id, lasts) = (
             ClaimId::from_random(random::bytes()),
             Duration::from_secs(terms.lease_secs.into()),
         );
         let now = clock.wall();
-        Claim {
+        let token = ClaimToken::new(&self.host_key, id);
+        let claim = Claim {
             id,
             owner: Arc::clone(&ask.owner),
-            token_hash: ClaimToken::new(&self.host_key, id).hash(),
+            token_hash: token.hash(),
             labels: Arc::new(ask.labels.clone()),
             pool: terms.pool.as_ref().map(|pool| pool.name().clone()),
             tier,
@@ -415,45 +423,60 @@ impl Claims {
                 expires_at: now.plus(lasts),
             },
             request: ask.request.clone().map(Arc::new),
-        }
+        };
+        (claim, token)
     }
 
-    /// The pool is empty: in line for the wait asked for, then by a clone or a cold boot of its own.
+    /// The pool is empty: in line for the wait asked for, then by a clone or a cold boot of its own. A pool that gives way
+    /// to another of its name meanwhile takes its line along.
     async fn find(
         &self,
         ask: &Ask,
-        terms: &Terms,
+        terms: &mut Terms,
         times: &mut ClaimTimes,
     ) -> Result<(Warm, Tier), ClaimError> {
         let mut why = String::from("there is no pool with this key");
-        if let Some(pool) = &terms.pool {
-            let waited = self.within_deadline(ask, pool.wait(ask.wait)).await?;
-            times.done(ClaimStep::Wait);
+        let over = self.now().plus(ask.wait);
+        while let Some(pool) = terms.pool.clone() {
+            let wait = over.since(self.now());
+            let waited = self.within_deadline(ask, pool.wait(wait)).await?;
             match waited {
-                Ok(warm) => return Ok((warm, Tier::Warm)),
+                Ok(warm) => {
+                    times.done(ClaimStep::Wait);
+                    return Ok((warm, Tier::Warm));
+                }
                 Err(WaitEnd::Full) => return Err(ClaimError::Busy),
                 Err(WaitEnd::Closed) if self.pools.is_stopping() => return Err(ClaimError::Draining),
-                Err(WaitEnd::Closed) => return Err(ClaimError::PoolNotFound(pool.name().clone())),
-                Err(WaitEnd::Over(parked)) => why = parked,
+                Err(WaitEnd::Closed) => *terms = self.terms_after(ask, &pool)?,
+                Err(WaitEnd::Over(parked)) => {
+                    why = parked;
+                    break;
+                }
             }
-            if ask.warm_only {
-                if self.templates.is_building(&terms.key) {
+        }
+        times.done(ClaimStep::Wait);
+        if ask.warm_only {
+            let waited = match &terms.pool {
+                Some(_) if self.templates.is_building(&terms.key) => {
                     return Err(ClaimError::TemplateBuilding(terms.key.template.clone()));
                 }
-                return Err(ClaimError::PoolEmpty {
-                    waited: ask.wait,
-                    why,
-                });
-            }
-        } else if ask.warm_only {
-            return Err(ClaimError::PoolEmpty {
-                waited: Duration::ZERO,
-                why,
-            });
+                Some(_) => ask.wait,
+                None => Duration::ZERO,
+            };
+            return Err(ClaimError::PoolEmpty { waited, why });
         }
         let made = self.on_demand(ask, terms).await?;
         times.done(ClaimStep::Make);
         Ok(made)
+    }
+
+    /// The terms anew, now that this pool is closed and another may be in its place.
+    fn terms_after(&self, ask: &Ask, closed: &Arc<Pool>) -> Result<Terms, ClaimError> {
+        let terms = self.terms(ask)?;
+        match &terms.pool {
+            Some(pool) if Arc::ptr_eq(pool, closed) => Err(ClaimError::PoolNotFound(closed.name().clone())),
+            Some(_) | None => Ok(terms),
+        }
     }
 
     async fn on_demand(&self, ask: &Ask, terms: &Terms) -> Result<(Warm, Tier), ClaimError> {
@@ -467,12 +490,14 @@ impl Claims {
             .templates
             .size(&terms.key.size)
             .ok_or_else(|| ClaimError::SizeNotFound(terms.key.size.clone()))?;
-        let (source, tier) = match self.templates.current(&terms.key) {
+        let capture = self.templates.current(&terms.key);
+        let digest = capture.as_ref().map(Capture::digest);
+        let (source, tier) = match capture {
             Some(capture) => (Source::Clone(capture), Tier::Clone),
-            None => (
-                Source::Boot(self.templates.image(template).map_err(failed)?),
-                Tier::Cold,
-            ),
+            None => {
+                let opening = self.within_deadline(ask, self.templates.image(template));
+                (Source::Boot(opening.await?.map_err(failed)?), Tier::Cold)
+            }
         };
         let pool = terms.pool.as_ref().map(|pool| pool.name().clone());
         let spec = MakeSpec {
@@ -482,10 +507,24 @@ impl Claims {
             tier,
             source,
         };
-        let made = self.within_deadline(ask, self.sandboxes.make(spec)).await?;
+        // As many are made at once as the node has turns, for claims and for stock.
+        let making = async {
+            let _turn = self.pools.turn().await;
+            self.sandboxes.make(spec).await
+        };
+        let made = self.within_deadline(ask, making).await?;
         made.map(|warm| (warm, tier)).map_err(|error| match error {
             MakeError::Capacity(full) => ClaimError::Capacity(full),
             MakeError::Journal(error) => ClaimError::Journal(error),
+            MakeError::Capture(why) => {
+                if let Some(digest) = digest {
+                    self.pools.spoil(&terms.key, digest, why.clone());
+                }
+                ClaimError::PoolEmpty {
+                    waited: ask.wait,
+                    why,
+                }
+            }
             MakeError::Failed(why) if why.kind == WhyKind::Stopped => ClaimError::Draining,
             MakeError::Failed(why) => ClaimError::PoolEmpty {
                 waited: ask.wait,
@@ -502,7 +541,10 @@ impl Claims {
         let told = self.within_deadline(ask, timeout(SET_CLAIM, telling)).await?;
         match told {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(ClaimError::Guest(error.to_string())),
+            Ok(Err(error @ AgentError::Refused { .. })) => Err(ClaimError::Guest(error.to_string())),
+            Ok(Err(
+                error @ (AgentError::Link { .. } | AgentError::Malformed { .. } | AgentError::Late { .. }),
+            )) => Err(ClaimError::GuestLost(error.to_string())),
             Err(_elapsed) => Err(ClaimError::GuestLost(format!("no answer within {SET_CLAIM:?}"))),
         }
     }

@@ -106,13 +106,12 @@ impl DaemonHost {
         } = &self.means;
         access_now.store(Arc::new(access));
         tenants_now.store(Arc::new(tenants(new)));
-        claims.templates.set_sizes(new.sizes.clone());
-        claims.templates.set_specs(template_specs(new));
+        claims.templates.set(template_specs(new), new.sizes.clone());
         let _one = changing.begin();
         for name in old.pools.keys().filter(|name| !new.pools.contains_key(*name)) {
             claims.pools.remove(name);
         }
-        set_pools(claims, new);
+        set_pools(claims, pool_specs(new));
     }
 }
 
@@ -193,8 +192,8 @@ pub(super) fn template_specs(config: &Config) -> BTreeMap<Name, TemplateSpec> {
 /// Puts the pools of the configuration file in place. One that was made through the API is theirs from now on: without a
 /// record of that it would be back once the file names it no more. Call it with [`Changing`] begun, or before the first
 /// call is served.
-pub(super) fn set_pools(claims: &Claims, config: &Config) {
-    for spec in pool_specs(config) {
+pub(super) fn set_pools(claims: &Claims, specs: Vec<PoolSpec>) {
+    for spec in specs {
         let name = spec.name.clone();
         let before = claims.pools.get(&name).map(|pool| pool.spec().source);
         claims.pools.set(spec);
@@ -218,10 +217,52 @@ pub(super) fn set_pools(claims: &Claims, config: &Config) {
 
 /// Pools of the configuration file.
 #[must_use]
-fn pool_specs(config: &Config) -> Vec<PoolSpec> {
+pub(super) fn pool_specs(config: &Config) -> Vec<PoolSpec> {
     let specs = config
         .pools
         .iter()
         .map(|(name, pool)| PoolSpec::new(name.clone(), pool, Source::File));
     specs.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        claim::tests::rooms::{Rooms, key},
+        journal::{self, Filter, Line},
+        pool::LeaseBounds,
+    };
+
+    fn spec(name: &str, source: Source) -> PoolSpec {
+        PoolSpec {
+            name: name.parse().unwrap(),
+            key: key(),
+            warm: 0,
+            warm_max: 0,
+            lease: LeaseBounds::DEFAULT,
+            source,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_pool_that_the_file_takes_over_is_deleted_from_the_record() {
+        let rooms = Rooms::new();
+        let applied = rooms.claims.pools.apply(spec("p", Source::Applied));
+        drop(applied.unwrap());
+        for _ in 0..2 {
+            let specs = ["p", "q"].map(|name| spec(name, Source::File));
+            set_pools(&rooms.claims, specs.to_vec());
+        }
+        let log = journal::cat(&rooms.dir.path().join("state"), Filter::default()).unwrap();
+        let deleted: Vec<String> = log
+            .filter_map(|line| match line.unwrap() {
+                Line::Record { json, .. } => Some(json),
+                Line::Damaged { .. } => None,
+            })
+            .filter(|json| json.contains("pool_deleted"))
+            .collect();
+        assert_eq!(deleted.len(), 1, "{deleted:?}");
+        assert!(deleted[0].contains(r#""p""#), "{deleted:?}");
+    }
 }

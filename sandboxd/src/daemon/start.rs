@@ -12,7 +12,7 @@ use super::{
     args::Environment,
     behind::{Behind, reap, tell_health},
     engines,
-    host::{self, DaemonHost, set_pools, template_specs, tenants},
+    host::{self, DaemonHost, pool_specs, set_pools, template_specs, tenants},
     listen,
     print::{Refusal, StartReason},
     run::Serving,
@@ -287,7 +287,7 @@ async fn take_up(
     for row in opened.state.pools.values() {
         claims.pools.set(crate::pool::Spec::from_row(row));
     }
-    set_pools(claims, config);
+    set_pools(claims, pool_specs(config));
     let found = engine.inventory().map_err(|error| failed(&error))?;
     let slots: Vec<SlotNumber> = found.iter().map(|found| found.slot).collect();
     let host = recover::Host {
@@ -345,5 +345,26 @@ fn record_boot(claims: &Claims, now: &str, last: Option<&str>, state_dir: &Path)
             Some(state_dir.to_owned()),
             &error,
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::claim::tests::rooms::Rooms;
+
+    #[tokio::test]
+    async fn a_start_in_the_same_boot_needs_no_record() {
+        let rooms = Rooms::new();
+        let dir = rooms.dir.path();
+        record_boot(&rooms.claims, "a", None, dir).unwrap();
+        // A journal that takes no more.
+        rooms.journal.close().await.unwrap();
+        record_boot(&rooms.claims, "a", Some("a"), dir).unwrap();
+        let refused = record_boot(&rooms.claims, "b", Some("a"), dir).unwrap_err();
+        assert_eq!(
+            (refused.reason, refused.place.as_deref()),
+            (StartReason::HostFault, Some(dir))
+        );
     }
 }

@@ -115,3 +115,29 @@ fn digests_have_one_spelling() {
         assert_eq!(bad.parse::<Digest>(), Err(DigestError));
     }
 }
+
+#[tokio::test]
+async fn an_image_is_opened_once_however_many_ask_and_closed_when_nothing_names_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path().join("images").join("busybox");
+    std::fs::create_dir_all(&home).unwrap();
+    build(&home, |_| {});
+    let catalog = Catalog::new(dir.path());
+    // The descriptor tells one opening from another, for as long as both are open.
+    let file = |image: &Image| std::os::fd::AsRawFd::as_raw_fd(&image.kernel().unwrap());
+    let asking: Vec<_> = (0..8)
+        .map(|_| {
+            let catalog = catalog.clone();
+            crate::tasks::blocking("find", move || catalog.find("busybox").unwrap())
+        })
+        .collect();
+    let mut images = Vec::new();
+    for asked in asking {
+        images.push(asked.await.unwrap());
+    }
+    assert!(images.iter().all(|image| file(image) == file(&images[0])));
+    catalog.keep_only(["../x", "busybox"].into_iter());
+    assert_eq!(file(&catalog.find("busybox").unwrap()), file(&images[0]));
+    catalog.keep_only(std::iter::empty());
+    assert_ne!(file(&catalog.find("busybox").unwrap()), file(&images[0]));
+}

@@ -100,8 +100,6 @@ pub struct Counts {
     pub checking: u32,
     /// Claims in line.
     pub waiting: u32,
-    /// Given away and not yet gone.
-    pub claimed: u32,
 }
 
 /// The stock, the line and the counts of one pool.
@@ -114,7 +112,6 @@ pub struct Core<W> {
     next_turn: u64,
     making: u32,
     checking: u32,
-    claimed: u32,
     closed: bool,
 }
 
@@ -128,12 +125,11 @@ impl<W: Stock> Core<W> {
             next_turn: 0,
             making: 0,
             checking: 0,
-            claimed: 0,
             closed: false,
         }
     }
 
-    /// Takes the newest that is usable, and clears what lay in its way. What is got counts as claimed.
+    /// Takes the newest that is usable, and clears what lay in its way.
     pub fn take(&mut self, now: Tick) -> Taken<Option<W>, W> {
         let mut taken = Taken {
             got: None,
@@ -143,7 +139,6 @@ impl<W: Stock> Core<W> {
         while let Some(piece) = self.stock.pop_back() {
             match piece.usable(now) {
                 Usable::Yes => {
-                    self.claimed += 1;
                     taken.got = Some(piece);
                     break;
                 }
@@ -179,10 +174,7 @@ impl<W: Stock> Core<W> {
         let mut piece = piece;
         while let Some((_, waiter)) = self.line.pop_first() {
             match waiter.send(piece) {
-                Ok(()) => {
-                    self.claimed += 1;
-                    return Placed::Handed;
-                }
+                Ok(()) => return Placed::Handed,
                 // That one left just now; the next one gets it.
                 Err(back) => piece = back,
             }
@@ -233,16 +225,6 @@ impl<W: Stock> Core<W> {
         self.line.remove(&turn);
     }
 
-    /// Counts a claim that was served from elsewhere (a clone on demand, a claim from before a restart).
-    pub fn claimed_elsewhere(&mut self) {
-        self.claimed += 1;
-    }
-
-    /// A piece that was given away is gone.
-    pub fn gone(&mut self) {
-        self.claimed = self.claimed.saturating_sub(1);
-    }
-
     /// Takes out the oldest, `count` at most.
     pub fn shrink(&mut self, count: u32) -> Vec<W> {
         let count = usize::try_from(count).unwrap_or(usize::MAX).min(self.stock.len());
@@ -286,7 +268,6 @@ impl<W: Stock> Core<W> {
             making: self.making,
             checking: self.checking,
             waiting: count(self.line.len()),
-            claimed: self.claimed,
         }
     }
 }

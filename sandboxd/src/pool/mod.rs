@@ -3,7 +3,7 @@
 //! [`core`] is the stock and the line, [`policy`] says how much stock there should be; both are pure. [`refill`] makes
 //! and ends what the policy wants, woken by takes, deaths and news of room, never by a tick.
 //!
-//! May call: sandbox, template, agent, engine (what a clone failed by), journal, admission.
+//! May call: sandbox, template, agent, engine (captures), image (digests), journal, admission, config.
 //! Never inside: I/O under the lock; an await under the lock.
 //! Invariant 01: one sandbox, at most one claim: stock is moved, never lent.
 //! Cancel safety: whoever leaves the line costs nobody else anything.
@@ -20,22 +20,29 @@ mod pools;
 mod refill;
 #[cfg(test)]
 mod refill_tests;
+#[cfg(test)]
+mod rest_tests;
 mod spec;
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, RwLock, atomic::AtomicU32},
+    sync::{Arc, Mutex, RwLock, atomic::AtomicU64},
 };
 
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 
 pub use self::{
     core::WAITERS,
     monitor::{Pool, WaitEnd},
+    pools::Turn,
     spec::{LeaseBounds, Source, Spec},
 };
 use crate::{
-    journal::AppendError, sandbox::Sandboxes, tasks::Group, telemetry::metrics::Metrics, template::Templates,
+    journal::{AppendError, Health},
+    sandbox::Sandboxes,
+    tasks::Group,
+    telemetry::metrics::Metrics,
+    template::Templates,
     words::Name,
 };
 
@@ -49,9 +56,16 @@ struct Inner {
     sandboxes: Sandboxes,
     templates: Templates,
     metrics: Arc<Metrics>,
-    /// Pieces that all pools together make at once.
-    in_flight_max: u32,
-    in_flight: AtomicU32,
+    /// Held over each whole change of a pool, record and all, so that the journal has changes in the order in which
+    /// they came into force.
+    changing: Mutex<()>,
+    /// `node.clones_in_flight`: turns to make a piece, for stock and on demand alike. Who waits for one is a claim, and
+    /// is served before refill.
+    making: Arc<Semaphore>,
+    /// Whether the journal takes records.
+    health: watch::Receiver<Health>,
+    /// When a claim was let through last though the journal was full, in nanoseconds of the clock.
+    tried_full: AtomicU64,
     /// Something that refill should look at has changed.
     wake: Notify,
     /// Counts changes of any pool, for watchers.

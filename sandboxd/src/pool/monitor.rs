@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     clock::Tick,
+    image::Digest,
     sandbox::{Warm, Why, WhyKind},
     telemetry::metrics::{ClaimSeries, PoolGauges, PoolNumbers},
     words::{Name, PoolKey},
@@ -55,10 +56,45 @@ struct State {
     policy: Policy,
     /// A task makes sure of the template.
     preparing: bool,
-    /// Digest of the template that the stock was last compared with.
-    compared: Option<Arc<str>>,
+    template: Template,
     /// What watchers were last woken for.
     shown: PoolNumbers,
+}
+
+/// The template that all stock is of.
+#[derive(Debug)]
+enum Template {
+    /// Refill has not looked yet: what a restart takes up was compared by the plan of the restart.
+    Unseen,
+    /// None can be used.
+    Missing,
+    /// The one of this digest, and its text as sandboxes bear it.
+    Is(Digest, Box<str>),
+}
+
+impl Template {
+    fn of(current: Option<Digest>) -> Self {
+        current.map_or(Self::Missing, |digest| {
+            Self::Is(digest, digest.to_string().into())
+        })
+    }
+
+    fn is(&self, current: Option<Digest>) -> bool {
+        match (self, current) {
+            (Self::Is(digest, _), Some(current)) => *digest == current,
+            (Self::Missing, None) => true,
+            (Self::Unseen | Self::Missing, Some(_)) | (Self::Unseen | Self::Is(..), None) => false,
+        }
+    }
+
+    /// Whether a piece is of another one.
+    fn is_other(&self, warm: &Warm) -> bool {
+        match self {
+            Self::Unseen => false,
+            Self::Missing => true,
+            Self::Is(_, text) => *warm.sandbox().digest != **text,
+        }
+    }
 }
 
 /// Why a wait in line brought nothing.
@@ -98,7 +134,7 @@ impl Pool {
                 policy: Policy::new(spec.bounds(), now),
                 spec,
                 preparing: false,
-                compared: None,
+                template: Template::Unseen,
                 shown: PoolNumbers::default(),
             }),
             pools,
@@ -151,22 +187,22 @@ impl Pool {
 
     /// Takes the newest that answered of late. Never waits.
     #[must_use]
-    pub fn take(&self) -> Option<Warm> {
+    pub fn take(self: &Arc<Self>) -> Option<Warm> {
         let now = self.now();
         let mut state = self.lock();
         state.policy.arrived(now);
         let taken = state.core.take(now);
         drop(state);
         self.let_go(taken.stale, taken.ending);
-        self.pools.changed();
+        self.pools.taken();
         taken.got
     }
 
     /// What lay in a taker's way: a dead one ends by its own task, a stale one gets one short probe.
-    fn let_go(&self, stale: Vec<Warm>, ending: Vec<Warm>) {
+    fn let_go(self: &Arc<Self>, stale: Vec<Warm>, ending: Vec<Warm>) {
         drop(ending);
         for stale in stale {
-            let recheck = refill::recheck(self.pools.clone(), self.name.clone(), stale);
+            let recheck = refill::recheck(self.pools.clone(), Arc::clone(self), stale);
             self.pools.0.tasks.spawn("recheck", recheck);
         }
     }
@@ -177,7 +213,7 @@ impl Pool {
     ///
     /// # Errors
     /// [`WaitEnd`].
-    pub async fn wait(&self, wait: Duration) -> Result<Warm, WaitEnd> {
+    pub async fn wait(self: &Arc<Self>, wait: Duration) -> Result<Warm, WaitEnd> {
         let taken = self.lock().core.take_or_join(self.now());
         self.let_go(taken.stale, taken.ending);
         let InLine { turn, mut arrives } = match taken.got {
@@ -213,7 +249,13 @@ impl Pool {
 
     /// Puts one in that was not begun here.
     pub(super) fn put(&self, warm: Warm) {
-        let placed = self.lock().core.put(warm, self.now());
+        let mut state = self.lock();
+        if state.template.is_other(&warm) {
+            drop(state);
+            return self.outdone(warm);
+        }
+        let placed = state.core.put(warm, self.now());
+        drop(state);
         self.placed(placed);
     }
 
@@ -221,6 +263,11 @@ impl Pool {
         let now = self.now();
         let mut state = self.lock();
         match made {
+            Ok(warm) if state.template.is_other(&warm) => {
+                state.core.failed();
+                drop(state);
+                self.outdone(warm);
+            }
             Ok(warm) => {
                 state.policy.succeeded(lead);
                 let placed = state.core.made(warm, now);
@@ -236,11 +283,24 @@ impl Pool {
     }
 
     pub(super) fn rechecked(&self, warm: Option<Warm>) {
-        let placed = self.lock().core.rechecked(warm, self.now());
-        match placed {
-            Some(placed) => self.placed(placed),
-            None => self.pools.changed(),
+        let mut state = self.lock();
+        let (kept, other) = match warm {
+            Some(warm) if state.template.is_other(&warm) => (None, Some(warm)),
+            kept => (kept, None),
+        };
+        let placed = state.core.rechecked(kept, self.now());
+        drop(state);
+        match (placed, other) {
+            (Some(placed), _) => self.placed(placed),
+            (None, Some(warm)) => self.outdone(warm),
+            (None, None) => self.pools.changed(),
         }
+    }
+
+    /// Its template was built anew while it was being made or was out for a probe.
+    fn outdone(&self, warm: Warm) {
+        warm.end(Why::of(WhyKind::TemplateChanged));
+        self.pools.changed();
     }
 
     fn placed(&self, placed: Placed<Warm>) {
@@ -252,12 +312,13 @@ impl Pool {
         self.pools.changed();
     }
 
-    /// Asks the policy, and counts what it wants begun.
-    pub(super) fn plan(&self, may_begin: u32) -> (Plan, Vec<Warm>) {
+    /// Asks the policy, and counts what it wants begun. `died`: there was news of a death in stock, so all of it is
+    /// looked through; without, a pass costs the same whatever the stock holds.
+    pub(super) fn plan(&self, may_begin: u32, died: bool) -> (Plan, Vec<Warm>) {
         let now = self.now();
         let claimed = self.pools.0.sandboxes.claimed_from(&self.name);
         let mut state = self.lock();
-        let dead = state.core.sweep(now);
+        let dead = if died { state.core.sweep(now) } else { vec![] };
         let counts = state.core.counts();
         let facts = Facts {
             warm: counts.warm,
@@ -288,14 +349,16 @@ impl Pool {
         (plan, surplus)
     }
 
-    /// Takes out stock of another template than this one. A look at all of it, but only when the template has changed.
-    pub(super) fn outdated(&self, digest: &str) -> Vec<Warm> {
+    /// Says of which template stock is from now on, if of any, and takes out what is of another. A look at all of it, but
+    /// only when the template has changed.
+    pub(super) fn outdated(&self, current: Option<Digest>) -> Vec<Warm> {
         let mut state = self.lock();
-        if state.compared.as_deref() == Some(digest) {
+        if state.template.is(current) {
             return vec![];
         }
-        state.compared = Some(digest.into());
-        state.core.take_out(|warm| *warm.sandbox().digest != *digest)
+        let State { core, template, .. } = &mut *state;
+        *template = Template::of(current);
+        core.take_out(|warm| template.is_other(warm))
     }
 
     /// Changes its policy under the lock.

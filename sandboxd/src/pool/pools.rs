@@ -1,19 +1,47 @@
 //! The node's pools: made, changed, deleted, started, stopped.
 
-use std::sync::{Arc, PoisonError, RwLock, atomic::AtomicU32};
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 
 use super::{Inner, Pool, PoolError, Pools, Source, Spec, refill};
 use crate::{
+    clock::Tick,
     faults,
-    journal::{Transition, Written},
+    image::Digest,
+    journal::{AppendError, Health, Transition, Written},
     sandbox::{Sandboxes, Warm, Why, WhyKind},
     tasks::Group,
     telemetry::metrics::Metrics,
     template::Templates,
     words::{Name, PoolKey},
 };
+
+/// How often a claim is let through to see whether a full journal takes records again: one sandbox is lost each time
+/// that it does not.
+const TRY_FULL_EVERY: Duration = Duration::from_secs(5);
+
+/// The right to make one piece, until it is dropped.
+#[derive(Debug)]
+#[must_use = "the turn is over when this is dropped"]
+pub struct Turn {
+    permit: Option<OwnedSemaphorePermit>,
+    pools: Pools,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        // First given back, then told of.
+        drop(self.permit.take());
+        self.pools.0.wake.notify_one();
+    }
+}
 
 impl Pools {
     /// No pools yet, and no refill until [`start`](Self::start).
@@ -24,13 +52,17 @@ impl Pools {
         metrics: Arc<Metrics>,
         in_flight_max: u32,
     ) -> Self {
+        // A pool that made nothing would be none.
+        let in_flight = usize::try_from(in_flight_max.max(1)).unwrap_or(Semaphore::MAX_PERMITS);
         Self(Arc::new(Inner {
             all: RwLock::default(),
+            changing: Mutex::default(),
+            making: Arc::new(Semaphore::new(in_flight.min(Semaphore::MAX_PERMITS))),
+            health: sandboxes.means().journal.health(),
+            tried_full: AtomicU64::new(0),
             sandboxes,
             templates,
             metrics,
-            in_flight_max: in_flight_max.max(1),
-            in_flight: AtomicU32::new(0),
             wake: Notify::new(),
             changes: watch::Sender::new(0),
             tasks: Group::new(),
@@ -48,12 +80,12 @@ impl Pools {
             .cloned()
     }
 
-    /// The first pool by name with this key whose name passes.
+    /// The first pool by name with this key, among those that `may` allows.
     #[must_use]
-    pub fn with_key_if(&self, key: &PoolKey, passes: impl Fn(&Name) -> bool) -> Option<Arc<Pool>> {
+    pub fn with_key_if(&self, key: &PoolKey, may: impl Fn(&Name) -> bool) -> Option<Arc<Pool>> {
         let all = self.0.all.read().unwrap_or_else(PoisonError::into_inner);
         all.values()
-            .find(|pool| passes(pool.name()) && pool.key() == *key)
+            .find(|pool| may(pool.name()) && pool.key() == *key)
             .cloned()
     }
 
@@ -75,11 +107,16 @@ impl Pools {
         self.0.changes.subscribe()
     }
 
-    /// Makes or changes a pool that the API asked for, and records it.
+    fn changing(&self) -> MutexGuard<'_, ()> {
+        self.0.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes or changes a pool that the API asked for, and records it. Whoever promised durability settles the receipt.
     ///
     /// # Errors
     /// [`PoolError::FromFile`], [`PoolError::Journal`].
     pub fn apply(&self, spec: Spec) -> Result<(Arc<Pool>, Written), PoolError> {
+        let _changing = self.changing();
         if self
             .get(&spec.name)
             .is_some_and(|pool| pool.spec().source == Source::File)
@@ -90,14 +127,16 @@ impl Pools {
         let means = self.0.sandboxes.means();
         let written = means.record(None, &record).map_err(PoolError::Journal)?;
         faults::passage("pool.applied");
-        Ok((self.set(spec), written))
+        Ok((self.put_in_place(spec), written))
     }
 
-    /// Ends a pool that the API made: its warm stock ends, its claims live on.
+    /// Ends a pool that the API made: its warm stock ends, its claims live on. Whoever promised durability settles the
+    /// receipt.
     ///
     /// # Errors
     /// [`PoolError`].
     pub fn delete(&self, name: &Name) -> Result<Written, PoolError> {
+        let _changing = self.changing();
         let pool = self.get(name).ok_or_else(|| PoolError::NotFound(name.clone()))?;
         if pool.spec().source == Source::File {
             return Err(PoolError::FromFile(name.clone()));
@@ -106,27 +145,33 @@ impl Pools {
         let means = self.0.sandboxes.means();
         let written = means.record(None, &record).map_err(PoolError::Journal)?;
         faults::passage("pool.deleted");
-        self.remove(name);
+        self.take_away(name);
         Ok(written)
     }
 
     /// Puts a pool in place without recording it: from the configuration file, or from a record.
     pub fn set(&self, spec: Spec) -> Arc<Pool> {
+        let _changing = self.changing();
+        self.put_in_place(spec)
+    }
+
+    fn put_in_place(&self, spec: Spec) -> Arc<Pool> {
         let name = spec.name.clone();
-        let changed_key = self.get(&name).filter(|pool| pool.key() != spec.key);
-        if changed_key.is_some() {
-            // What it holds was made from something else.
-            self.remove(&name);
-        }
+        self.0.sandboxes.count_for(&name);
         let pool = match self.get(&name) {
-            Some(pool) => {
+            Some(pool) if pool.key() == spec.key => {
                 pool.set_spec(spec);
                 pool
             }
-            None => {
+            other => {
                 let pool = Arc::new(Pool::new(spec, self.clone()));
                 let mut all = self.0.all.write().unwrap_or_else(PoisonError::into_inner);
                 all.insert(name, Arc::clone(&pool));
+                drop(all);
+                if let Some(other) = other {
+                    // What it holds was made from something else. Only now, so that who waits in its line finds the new.
+                    end_stock(&other);
+                }
                 pool
             }
         };
@@ -136,6 +181,11 @@ impl Pools {
 
     /// Takes a pool out and ends its stock; harmless if there is none.
     pub fn remove(&self, name: &Name) {
+        let _changing = self.changing();
+        self.take_away(name);
+    }
+
+    fn take_away(&self, name: &Name) {
         let removed = self
             .0
             .all
@@ -143,11 +193,9 @@ impl Pools {
             .unwrap_or_else(PoisonError::into_inner)
             .remove(name);
         if let Some(pool) = removed {
-            for warm in pool.close() {
-                warm.end(Why::of(WhyKind::PoolGone));
-                faults::passage("pool.stock_ended");
-            }
+            end_stock(&pool);
             self.0.metrics.forget_pool(name);
+            self.0.sandboxes.count_no_more(name);
         }
         self.changed();
     }
@@ -187,14 +235,110 @@ impl Pools {
         self.0.tasks.stop().await;
     }
 
+    /// Waits for a turn to make a sandbox. Cancel safe.
+    ///
+    /// # Panics
+    /// Never: the turns are never closed.
+    pub async fn turn(&self) -> Turn {
+        let permit = Arc::clone(&self.0.making).acquire_owned().await;
+        Turn {
+            permit: Some(permit.expect("nobody closes it")),
+            pools: self.clone(),
+        }
+    }
+
+    /// A turn, if one is free now.
+    pub(super) fn try_turn(&self) -> Option<Turn> {
+        let permit = Arc::clone(&self.0.making).try_acquire_owned().ok()?;
+        Some(Turn {
+            permit: Some(permit),
+            pools: self.clone(),
+        })
+    }
+
+    /// Whether a turn is free now.
+    pub(super) fn has_turn(&self) -> bool {
+        self.0.making.available_permits() > 0
+    }
+
+    /// Whether stock may be taken: what a journal without room cannot record would be lost, one sandbox per try. While
+    /// it is full one claim in [`TRY_FULL_EVERY`] is let through, to see.
+    ///
+    /// # Errors
+    /// What the record of a claim would meet.
+    pub fn may_take(&self, now: Tick) -> Result<(), AppendError> {
+        match *self.0.health.borrow() {
+            Health::Ok => Ok(()),
+            Health::Failed => Err(AppendError::Failed),
+            Health::Full => {
+                if is_first_try(&self.0.tried_full, now) {
+                    Ok(())
+                } else {
+                    Err(AppendError::Full)
+                }
+            }
+        }
+    }
+
+    /// The capture of this digest cannot be loaded: it is not used any more, and refill builds it anew.
+    pub fn spoil(&self, key: &PoolKey, digest: Digest, why: String) {
+        tracing::warn!(template = %key.template, %digest, %why, "a capture cannot be used: it is built anew");
+        self.0.templates.spoil(key, digest, why);
+        self.changed();
+    }
+
     /// Something that refill or a watcher should look at has changed.
     pub(super) fn changed(&self) {
         self.0.wake.notify_one();
         self.tell();
     }
 
-    /// Something that a watcher should look at has changed, which refill knows.
+    /// Stock was taken. While no turn is free refill is not woken: each that ends wakes it, and until then it would find
+    /// the same.
+    pub(super) fn taken(&self) {
+        if self.has_turn() {
+            self.0.wake.notify_one();
+        }
+        self.tell();
+    }
+
+    /// Something that a watcher should look at has changed.
     pub(super) fn tell(&self) {
         self.0.changes.send_modify(|count| *count = count.wrapping_add(1));
+    }
+}
+
+/// Closes a pool, and ends what it holds.
+fn end_stock(pool: &Pool) {
+    for warm in pool.close() {
+        warm.end(Why::of(WhyKind::PoolGone));
+        faults::passage("pool.stock_ended");
+    }
+}
+
+/// Whether this is the one try of its [`TRY_FULL_EVERY`].
+fn is_first_try(tried: &AtomicU64, now: Tick) -> bool {
+    let last = tried.load(Ordering::Relaxed);
+    let is_due = now.since(Tick::from_nanos(last)) >= TRY_FULL_EVERY;
+    // Of several that see the same, one is first.
+    is_due
+        && tried
+            .compare_exchange(last, now.as_nanos(), Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_claim_in_a_while_tries_a_full_journal() {
+        let tried = AtomicU64::new(0);
+        let at = |millis: u64| Tick::from_nanos(60_000_000_000).plus(Duration::from_millis(millis));
+        let through: Vec<u64> = (0..20_000)
+            .step_by(500)
+            .filter(|millis| is_first_try(&tried, at(*millis)))
+            .collect();
+        assert_eq!(through, [0, 5_000, 10_000, 15_000]);
     }
 }

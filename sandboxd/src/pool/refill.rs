@@ -1,12 +1,13 @@
 //! The refill driver: one task that looks at all pools when something happened, and a task for each piece it begins.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::{sync::Arc, time::Duration};
 
+use futures_util::FutureExt as _;
 use sandbox_protocol::reason::Reason;
 use tokio::time::timeout;
 use tracing::Instrument as _;
 
-use super::{Pools, monitor::FRESH, monitor::Pool};
+use super::{Pools, Turn, monitor::FRESH, monitor::Pool, policy::Policy};
 use crate::{
     agent,
     clock::Tick,
@@ -22,18 +23,24 @@ pub(super) async fn drive(pools: Pools) {
     let inner = Arc::clone(&pools.0);
     let mut vacancy = inner.sandboxes.means().admission.vacancy();
     let mut deaths = inner.sandboxes.deaths();
+    let mut claims = inner.sandboxes.claims_changed();
+    // Nothing was looked at yet.
+    let (mut died, mut last) = (true, None);
     loop {
-        let wake_at = pass(&pools);
+        let wake_at = pass(&pools, std::mem::take(&mut died), &mut last);
         tokio::select! {
             biased;
             () = inner.tasks.stopping() => return,
-            () = inner.wake.notified() => {}
-            () = deaths.changed() => {}
+            () = deaths.changed() => died = true,
+            // Before other news: a pass for those would find every pool at rest.
             () = vacancy.appeared() => {
                 for pool in pools.list() {
-                    pool.with_policy(super::policy::Policy::has_room);
+                    pool.with_policy(Policy::has_room);
                 }
             }
+            // What a pool has claimed is shown, though nothing is to be made for it.
+            () = claims.changed() => pools.tell(),
+            () = inner.wake.notified() => {}
             () = until(wake_at, &pools) => {}
         }
     }
@@ -47,59 +54,126 @@ async fn until(at: Option<Tick>, pools: &Pools) {
     }
 }
 
-/// Looks at every pool once; tells when to look again though nothing happened.
-fn pass(pools: &Pools) -> Option<Tick> {
+/// Looks at every pool; tells when to look again though nothing happened. `died`: something did in stock. `last`: the
+/// pool for which a piece was begun last.
+fn pass(pools: &Pools, died: bool, last: &mut Option<Name>) -> Option<Tick> {
     let inner = &pools.0;
     let mut wake_at: Option<Tick> = None;
     let used = inner.sandboxes.means().admission.used();
     inner.metrics.node.reserved(used.reserved.0);
+    let mut ready = vec![];
     for pool in pools.list() {
-        let Some(capture) = inner.templates.current(&pool.key()) else {
-            prepare(pools, &pool, &mut wake_at);
-            continue;
-        };
-        for warm in pool.outdated(&capture.digest().to_string()) {
+        let current = inner.templates.current(&pool.key());
+        for warm in pool.outdated(current.as_ref().map(Capture::digest)) {
             warm.end(Why::of(WhyKind::TemplateChanged));
         }
-        let may_begin = inner
-            .in_flight_max
-            .saturating_sub(inner.in_flight.load(Ordering::Relaxed));
-        let (plan, surplus) = pool.plan(may_begin);
-        for warm in surplus {
-            warm.end(Why::of(WhyKind::Surplus));
+        match current {
+            Some(capture) => ready.push((pool, capture)),
+            None => prepare(pools, &pool, died, &mut wake_at),
         }
-        inner.in_flight.fetch_add(plan.start, Ordering::Relaxed);
-        for _ in 0..plan.start {
-            let making = make_one(pools.clone(), Arc::clone(&pool), capture.clone());
-            inner
-                .tasks
-                .spawn("making", making.instrument(span::refill(pool.name().as_str())));
-        }
-        wake_at = [wake_at, plan.wake_at].into_iter().flatten().min();
     }
-    wake_at
+    in_turn(&mut ready, last.as_ref(), |(pool, _)| pool.name());
+    // One piece for each pool in turn, so that none starves behind one that wants many.
+    let mut died = died;
+    loop {
+        let mut begun = false;
+        for (pool, capture) in &ready {
+            let (plan, surplus) = pool.plan(u32::from(pools.has_turn()), died);
+            for warm in surplus {
+                warm.end(Why::of(WhyKind::Surplus));
+            }
+            wake_at = [wake_at, plan.wake_at].into_iter().flatten().min();
+            if plan.start > 0 {
+                begun |= begin(pools, pool, capture, last);
+            }
+        }
+        if !begun {
+            return wake_at;
+        }
+        died = false;
+    }
+}
+
+/// Brings a list in the order of names into the order of turns: those behind the last one come first.
+pub(super) fn in_turn<T>(list: &mut [T], last: Option<&Name>, name: impl Fn(&T) -> &Name) {
+    let behind = last.map_or(0, |last| list.partition_point(|one| name(one) <= last));
+    list.rotate_left(behind);
+}
+
+/// Begins the piece that was planned, unless a claim took the turn meanwhile, which tells refill when it is over.
+fn begin(pools: &Pools, pool: &Arc<Pool>, capture: &Capture, last: &mut Option<Name>) -> bool {
+    let turn = pools.try_turn();
+    let begun = turn.is_some();
+    let piece = Piece {
+        pool: Arc::clone(pool),
+        turn,
+        is_counted: true,
+    };
+    if begun {
+        *last = Some(pool.name().clone());
+        let making = make_one(pools.clone(), piece, capture.clone());
+        let making = making.instrument(span::refill(pool.name().as_str()));
+        pools.0.tasks.spawn("making", making);
+    }
+    begun
+}
+
+/// A piece that the pool counts as coming. However its making ends, it is counted out and its turn given back.
+struct Piece {
+    pool: Arc<Pool>,
+    turn: Option<Turn>,
+    is_counted: bool,
+}
+
+impl Piece {
+    fn over(mut self, made: Result<Warm, ()>, lead: Duration) {
+        self.is_counted = false;
+        drop(self.turn.take());
+        self.pool.made(made, lead);
+    }
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        if self.is_counted {
+            drop(self.turn.take());
+            self.pool.made(Err(()), Duration::ZERO);
+        }
+    }
+}
+
+/// Marks that a task makes sure of a pool's template.
+struct Preparing(Arc<Pool>);
+
+impl Drop for Preparing {
+    fn drop(&mut self) {
+        self.0.end_preparing();
+    }
 }
 
 /// There is no template to clone from: makes sure that one task sees to it, unless the last one failed of late.
-fn prepare(pools: &Pools, pool: &Arc<Pool>, wake_at: &mut Option<Tick>) {
+fn prepare(pools: &Pools, pool: &Arc<Pool>, died: bool, wake_at: &mut Option<Tick>) {
     // With nothing to begin from, the plan is asked for its pauses alone.
-    let (plan, surplus) = pool.plan(0);
-    drop(surplus);
+    let (plan, surplus) = pool.plan(0, died);
+    for warm in surplus {
+        warm.end(Why::of(WhyKind::Surplus));
+    }
     let resting = pool.with_policy(|policy| policy.parked().and_then(|parked| parked.retry_at));
     let now = pools.0.sandboxes.means().clock.tick();
     *wake_at = [*wake_at, plan.wake_at].into_iter().flatten().min();
     if resting.is_some_and(|at| now < at) || !pool.wants() || !pool.begin_preparing() {
         return;
     }
-    let (pools, pool) = (pools.clone(), Arc::clone(pool));
+    let (pools, preparing) = (pools.clone(), Preparing(Arc::clone(pool)));
     pools.0.tasks.clone().spawn("preparing", async move {
+        let pool = Arc::clone(&preparing.0);
         let key = pool.key();
         let built = tokio::select! {
             biased;
             () = pools.0.tasks.stopping() => return,
             built = pools.0.templates.ensure(&key) => built,
         };
-        pool.end_preparing();
+        drop(preparing);
         if let Err(error) = built {
             let (reason, message) = (error.reason(), error.chain());
             tracing::warn!(pool = %pool.name(), reason = reason.as_str(), %message, "no template to refill from");
@@ -109,11 +183,15 @@ fn prepare(pools: &Pools, pool: &Arc<Pool>, wake_at: &mut Option<Tick>) {
     });
 }
 
-async fn make_one(pools: Pools, pool: Arc<Pool>, capture: Capture) {
+async fn make_one(pools: Pools, piece: Piece, capture: Capture) {
     let inner = &pools.0;
+    let pool = Arc::clone(&piece.pool);
     let begun = inner.sandboxes.means().clock.tick();
+    // From before the try, so that no room that appears behind it goes unseen.
+    let mut vacancy = inner.sandboxes.means().admission.vacancy();
+    let (key, digest) = (pool.key(), capture.digest());
     let spec = MakeSpec {
-        key: pool.key(),
+        key: key.clone(),
         pool: Some(pool.name().clone()),
         size: capture.manifest().size,
         tier: Tier::Warm,
@@ -124,28 +202,29 @@ async fn make_one(pools: Pools, pool: Arc<Pool>, capture: Capture) {
         () = inner.tasks.stopping() => Err(MakeError::Failed(Why::of(WhyKind::Stopped))),
         made = inner.sandboxes.make(spec) => made,
     };
-    inner.in_flight.fetch_sub(1, Ordering::Relaxed);
-    let lead = inner.sandboxes.means().clock.tick().since(begun);
-    match made {
-        Ok(warm) => pool.made(Ok(warm), lead),
-        Err(error) => {
-            match error {
-                MakeError::Capacity(full) => {
-                    let now = inner.sandboxes.means().clock.tick();
-                    pool.with_policy(|policy| policy.no_room(Reason::Capacity, full.to_string(), now));
-                }
-                MakeError::Journal(error) => {
-                    fail(&pools, &pool, error.reason(), error.to_string());
-                }
-                MakeError::Failed(why) if why.kind == WhyKind::Stopped => {}
-                MakeError::Failed(why) => {
-                    tracing::warn!(pool = %pool.name(), %why, "refill failed");
-                    fail(&pools, &pool, Reason::TemplateFailed, why.to_string());
-                }
+    let now = inner.sandboxes.means().clock.tick();
+    let made = made.map_err(|error| match error {
+        MakeError::Capacity(full) => {
+            pool.with_policy(|policy| policy.no_room(Reason::Capacity, full.to_string(), now));
+            // Refill may have heard of that room while the pool was not at rest yet.
+            if vacancy.appeared().now_or_never().is_some() {
+                pool.with_policy(Policy::has_room);
             }
-            pool.made(Err(()), lead);
         }
-    }
+        MakeError::Journal(error) => fail(&pools, &pool, error.reason(), error.to_string()),
+        // The next pass builds it anew; it counts as failed too, so that captures that never load are not built without
+        // a pause.
+        MakeError::Capture(why) => {
+            fail(&pools, &pool, Reason::TemplateFailed, why.clone());
+            pools.spoil(&key, digest, why);
+        }
+        MakeError::Failed(why) if why.kind == WhyKind::Stopped => {}
+        MakeError::Failed(why) => {
+            tracing::warn!(pool = %pool.name(), %why, "refill failed");
+            fail(&pools, &pool, Reason::TemplateFailed, why.to_string());
+        }
+    });
+    piece.over(made, now.since(begun));
 }
 
 fn fail(pools: &Pools, pool: &Pool, reason: Reason, message: String) {
@@ -155,8 +234,8 @@ fn fail(pools: &Pools, pool: &Pool, reason: Reason, message: String) {
     pool.with_policy(|policy| policy.failed(reason, message, now, jitter));
 }
 
-/// One short probe of stock that was not heard of late; it goes back, or it ends.
-pub(super) async fn recheck(pools: Pools, name: Name, warm: Warm) {
+/// One short probe of stock that was not heard of late; it goes back where it came from, or it ends.
+pub(super) async fn recheck(pools: Pools, pool: Arc<Pool>, warm: Warm) {
     let link = warm.sandbox().link();
     let answered = match link {
         Some(link) => timeout(FRESH, agent::info(&link, &pools.0.sandboxes.means().clock))
@@ -170,9 +249,5 @@ pub(super) async fn recheck(pools: Pools, name: Name, warm: Warm) {
         warm.end(Why::with(WhyKind::AgentLost, "no answer to a probe"));
         None
     };
-    match (pools.get(&name), kept) {
-        (Some(pool), kept) => pool.rechecked(kept),
-        (None, Some(warm)) => warm.end(Why::of(WhyKind::PoolGone)),
-        (None, None) => {}
-    }
+    pool.rechecked(kept);
 }

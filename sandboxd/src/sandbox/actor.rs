@@ -12,15 +12,18 @@ use tokio::{sync::oneshot, time::timeout};
 use tracing::Instrument as _;
 
 use super::{
-    entry::{AgentFacts, Birth, Sandbox, Warm},
+    entry::{AgentFacts, ApplyError, Birth, Sandbox, Warm},
     life::{Event, Life, Why, WhyKind},
     registry::{Means, Sandboxes},
+    relinks::Relinks,
     row::Adoptable,
 };
 use crate::{
     admission::{Full, Reservation},
     agent::{self, AgentError, RenewMode, RenewSpec},
-    engine::{Capture, EngineError, ExitReport, Identity, Machine, Place, Port, PortName, Purpose},
+    engine::{
+        Capture, CaptureError, EngineError, ExitReport, Identity, Machine, Place, Port, PortName, Purpose,
+    },
     faults,
     image::Image,
     journal::{AppendError, SandboxRow, Transition},
@@ -67,9 +70,40 @@ pub enum MakeError {
     /// The intent cannot be recorded.
     #[error("the making cannot be recorded")]
     Journal(#[source] AppendError),
+    /// The capture cannot be loaded, now or later: its template is to be built anew.
+    #[error("{0}")]
+    Capture(String),
     /// A step failed.
     #[error("{0}")]
     Failed(Why),
+}
+
+impl MakeError {
+    /// What a failed step is to whoever asked for the making.
+    fn of(error: &StepError) -> Self {
+        let is_capture = matches!(
+            error,
+            // An error of the host may pass; a capture that is not what it says it is does not.
+            StepError::Engine(EngineError::Capture(
+                CaptureError::Missing { .. } | CaptureError::Damaged { .. } | CaptureError::Stale(_)
+            ))
+        );
+        if is_capture {
+            Self::Capture(chain(error))
+        } else {
+            Self::Failed(Why::with(WhyKind::MakeFailed, chain(error)))
+        }
+    }
+
+    /// The reason for which the half-made sandbox ends.
+    fn why(&self) -> Why {
+        match self {
+            Self::Failed(why) => why.clone(),
+            Self::Capacity(_) | Self::Journal(_) | Self::Capture(_) => {
+                Why::with(WhyKind::MakeFailed, chain(self))
+            }
+        }
+    }
 }
 
 /// A step of a making failed.
@@ -267,6 +301,27 @@ const DYING: Duration = Duration::from_secs(1);
 /// How often a guest's wall clock is looked after.
 const CLOCK_EVERY: Duration = Duration::from_secs(600);
 
+/// What became of a broken link.
+enum Relinked {
+    /// There is another.
+    Up,
+    /// The sandbox ends.
+    Ends,
+    /// The daemon stops; the next one sees to it.
+    Left,
+}
+
+/// The guest's wall clock is set anew after [`CLOCK_EVERY`]. One that cannot be told the time is told again later, or
+/// found to be lost by its link.
+async fn next_clock_step(sandbox: &Sandbox, sandboxes: &Sandboxes) {
+    tokio::time::sleep(CLOCK_EVERY).await;
+    if let Some(link) = sandbox.link() {
+        let means = sandboxes.means();
+        let stepping = Box::pin(agent::clock(&link, &means.clock));
+        drop(timeout(means.deadlines.hello, stepping).await);
+    }
+}
+
 /// The stream of a guest's own news.
 enum News {
     Unasked,
@@ -343,13 +398,16 @@ impl Actor {
         let made = tokio::select! {
             biased;
             () = sandbox.wake.notified() => Err(None),
-            () = owners.stopping() => Err(Some(Why::of(WhyKind::Stopped))),
-            made = Box::pin(self.bring_up(&spec, &mut meter)) => made.map_err(|error| Some(Why::with(WhyKind::MakeFailed, chain(&error)))),
+            () = owners.stopping() => Err(Some(MakeError::Failed(Why::of(WhyKind::Stopped)))),
+            made = Box::pin(self.bring_up(&spec, &mut meter)) => made.map_err(|error| Some(MakeError::of(&error))),
         };
         let made = made.and_then(|record| {
             let made = self.sandbox.apply(&self.sandboxes, Event::Made(Box::new(record)));
-            made.map(drop)
-                .map_err(|error| Some(Why::with(WhyKind::MakeFailed, chain(&error))))
+            made.map(drop).map_err(|error| match error {
+                // The wish to end came first.
+                ApplyError::Refused => None,
+                ApplyError::Journal(error) => Some(MakeError::Journal(error)),
+            })
         });
         match made {
             Ok(()) => {
@@ -361,17 +419,19 @@ impl Actor {
                 drop(answer.send(Ok(warm)));
                 self.keep().await;
             }
-            Err(why) => {
-                let why = why.or_else(|| self.sandbox.with_life(|life| life.why().cloned()));
-                let why = why.unwrap_or(Why::of(WhyKind::MakeFailed));
+            Err(error) => {
+                let wish = || self.sandbox.with_life(|life| life.why().cloned());
+                let error = error
+                    .unwrap_or_else(|| MakeError::Failed(wish().unwrap_or(Why::of(WhyKind::MakeFailed))));
+                let why = error.why();
                 meter.over(if why.kind == WhyKind::MakeFailed {
                     Outcome::Failed
                 } else {
                     Outcome::Left
                 });
                 // It may be ending already, by the wish that interrupted the making.
-                self.sandboxes.end(&self.sandbox, why.clone());
-                drop(answer.send(Err(MakeError::Failed(why))));
+                self.sandboxes.end(&self.sandbox, why);
+                drop(answer.send(Err(error)));
                 Box::pin(self.end()).await;
             }
         }
@@ -477,12 +537,14 @@ impl Actor {
             size,
             lane: self.sandbox.key.lane,
         };
+        let is_warm = self.sandbox.with_life(|life| matches!(life, Life::Warm));
+        let limit = if is_warm { limits.hello } else { limits.adopt };
         let attach = means.engine.attach(place, identity);
-        let machine = within("attach", limits.hello, StepError::Engine, attach).await?;
+        let machine = within("attach", limits.attach, StepError::Engine, attach).await?;
         let machine = self.machine.insert(machine);
-        let opened = Box::pin(open_link(machine.as_ref(), &self.sandboxes, limits.hello)).await?;
+        let opened = Box::pin(open_link(machine.as_ref(), &self.sandboxes, limit)).await?;
         let asking = agent::adopt(&opened.link);
-        let adopted = within("adopt", limits.hello, StepError::Agent, asking).await?;
+        let adopted = within("adopt", limit, StepError::Agent, asking).await?;
         faults::passage("recover.greeted");
         if adopted.state != agent::State::Ready {
             return Err(StepError::NotReady(adopted.state));
@@ -491,8 +553,7 @@ impl Actor {
             return Err(StepError::Foreign);
         }
         let stepping = agent::clock(&opened.link, &means.clock);
-        within("clock", limits.hello, StepError::Agent, stepping).await?;
-        let is_warm = self.sandbox.with_life(|life| matches!(life, Life::Warm));
+        within("clock", limit, StepError::Agent, stepping).await?;
         opened.link.pace(if is_warm {
             means.paces.warm
         } else {
@@ -509,11 +570,13 @@ impl Actor {
     }
 
     /// Keeps watch until the end, or until the daemon stops and leaves the machine to the next.
-    async fn keep(mut self) {
+    async fn keep(self) {
         let sandbox = Arc::clone(&self.sandbox);
         let owners = self.sandboxes.owners().clone();
-        let clock = self.sandboxes.means().clock.clone();
-        let mut news = News::Unasked;
+        let sandboxes = self.sandboxes.clone();
+        let (mut news, mut relinks) = (News::Unasked, Relinks::default());
+        // Of its own, so that neither other news puts it off nor a mute guest holds the others up.
+        let mut clock_due = std::pin::pin!(next_clock_step(&sandbox, &sandboxes));
         while let (Some(machine), Some(link)) = (&self.machine, sandbox.link()) {
             tokio::select! {
                 biased;
@@ -525,35 +588,38 @@ impl Actor {
                 }
                 why = link.lost() => {
                     news = News::Unasked;
-                    if !Box::pin(self.relink(&why.to_string())).await {
-                        break;
+                    let may = relinks.may(why, self.sandboxes.means().clock.tick());
+                    match Box::pin(self.relink(&why.to_string(), may)).await {
+                        Relinked::Up => {}
+                        Relinked::Ends => break,
+                        Relinked::Left => return,
                     }
                 }
                 () = owners.stopping() => {
                     link.close();
                     return;
                 }
-                condition = news.next(&link), if machine.identity().pid.is_some() => sandbox.note(condition),
-                () = tokio::time::sleep(CLOCK_EVERY), if machine.identity().pid.is_some() => {
-                    // A guest that cannot be told the time is told again, or found to be lost by its link.
-                    drop(timeout(self.sandboxes.means().deadlines.hello, agent::clock(&link, &clock)).await);
+                condition = news.next(&link), if machine.identity().pid.is_some() => sandboxes.noted(&sandbox, condition),
+                () = &mut clock_due, if machine.identity().pid.is_some() => {
+                    clock_due.set(next_clock_step(&sandbox, &sandboxes));
                 }
             }
         }
         Box::pin(self.end()).await;
     }
 
-    /// The link broke. That of a claimed one must be back in time; a warm one ends.
-    async fn relink(&mut self, lost: &str) -> bool {
+    /// The link broke. That of a claimed one, if it `may` come back, must be back in time; a warm one ends.
+    async fn relink(&self, lost: &str, may: bool) -> Relinked {
         let sandbox = Arc::clone(&self.sandbox);
+        let owners = self.sandboxes.owners().clone();
         let means = self.sandboxes.means();
         let Some(machine) = &self.machine else {
-            return false;
+            return Relinked::Ends;
         };
         // From here on no claim is given it.
         sandbox.set_link(None);
         let opened = async {
-            if sandbox.with_life(|life| matches!(life, Life::Claimed(_))) {
+            if may && sandbox.with_life(|life| matches!(life, Life::Claimed(_))) {
                 let opening = open_link(machine.as_ref(), &self.sandboxes, means.deadlines.relink);
                 return opening.await.map_err(|error| match &error {
                     StepError::Exited(report) => Why::with(WhyKind::VmExited, report),
@@ -574,18 +640,19 @@ impl Actor {
         };
         let opened = tokio::select! {
             biased;
-            () = sandbox.wake.notified() => return false,
+            () = sandbox.wake.notified() => return Relinked::Ends,
+            () = owners.stopping() => return Relinked::Left,
             opened = opened => opened,
         };
         match opened {
             Ok(opened) => {
                 opened.link.pace(means.paces.claimed);
                 sandbox.set_link(Some(opened.link));
-                true
+                Relinked::Up
             }
             Err(why) => {
                 drop(sandbox.apply(&self.sandboxes, Event::Died(why)));
-                false
+                Relinked::Ends
             }
         }
     }

@@ -74,9 +74,10 @@ impl fmt::Debug for Sandbox {
 /// An event was applied.
 #[derive(Debug)]
 pub struct Applied {
-    /// The record that came first; none where the journal takes none (endings go on all the same) or none was due.
+    /// The record that came first; none where the journal takes none (endings go on all the same), or has no record for
+    /// such a change.
     pub written: Option<Written>,
-    /// A record was due and could not be written.
+    /// The change is in no record.
     pub unrecorded: bool,
 }
 
@@ -186,11 +187,14 @@ impl Sandbox {
         self.place.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Notes trouble that its agent told of; the newest of a name replaces the one before.
-    pub(super) fn note(&self, condition: Condition) {
+    /// Notes trouble that its agent told of; the newest of a name replaces the one before. True for the first of its name.
+    pub(super) fn note(&self, condition: Condition) -> bool {
         let mut conditions = self.conditions.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = conditions.len();
         conditions.retain(|known| known.name != condition.name);
+        let is_first = conditions.len() == before;
         conditions.push(condition);
+        is_first
     }
 
     /// Whether its agent was heard within `within` before `now`.
@@ -210,17 +214,18 @@ impl Sandbox {
         let is_change = matches!(event, Event::Made(_) | Event::Taken(_) | Event::Renewed(_));
         let mut life = self.life.lock().unwrap_or_else(PoisonError::into_inner);
         let step = step(&life, event).map_err(|Refused| ApplyError::Refused)?;
-        let mut applied = Applied {
-            written: None,
-            unrecorded: false,
-        };
-        if let Some(record) = &step.record {
-            match sandboxes.means().record(Some(self.id), record) {
-                Ok(written) => applied.written = Some(written),
+        let written = match &step.record {
+            Some(record) => match sandboxes.means().record(Some(self.id), record) {
+                Ok(written) => Some(written),
                 Err(error) if is_change => return Err(ApplyError::Journal(error)),
-                Err(_told_by_the_journal) => applied.unrecorded = true,
-            }
-        }
+                Err(_told_by_the_journal) => None,
+            },
+            None => None,
+        };
+        let applied = Applied {
+            unrecorded: written.is_none(),
+            written,
+        };
         let before = std::mem::replace(&mut *life, step.next);
         if step.teardown {
             self.ending.store(true, Ordering::Release);

@@ -333,6 +333,8 @@ pub enum Event {
     End(Why),
     /// It is dead, or as good as.
     Died(Why),
+    /// It is this time: the end, if its lease is over by then.
+    Expired(Tick),
     /// Nothing of it is left on the host.
     TornDown,
     /// Its record cannot be trusted.
@@ -373,6 +375,13 @@ pub fn step(life: &Life, event: Event) -> Result<Step, Refused> {
         record: Some(record),
         teardown: false,
     };
+    let forgotten = |why: &Why, claim: &Claim| {
+        let gone = Life::Gone {
+            why: why.clone(),
+            claim: Some(claim.clone()),
+        };
+        still(gone, Transition::Gone)
+    };
     match (life, event) {
         (Life::Making, Event::Made(record)) => Ok(still(Life::Warm, *record)),
         // A clone or cold boot on demand is somebody's from its making on; it never was in stock.
@@ -398,8 +407,12 @@ pub fn step(life: &Life, event: Event) -> Result<Step, Refused> {
             Ok(ending(why, None, false))
         }
         (Life::Claimed(claim), Event::End(why)) => Ok(ending(why, Some(claim.clone()), false)),
+        (Life::Claimed(claim), Event::Expired(now)) if claim.lease.until <= now => {
+            Ok(ending(Why::of(WhyKind::LeaseExpired), Some(claim.clone()), false))
+        }
         (Life::Claimed(claim), Event::Died(why)) => Ok(ending(why, Some(claim.clone()), true)),
-        // The claimer asks for the end while it is under way: the news is no longer owed.
+        // The claimer asks for the end while it is under way: the news is no longer owed. The records have one reason for
+        // an end and no more, so this change is in none: a daemon that comes back in this moment owes the news again.
         (
             Life::Ending {
                 why,
@@ -440,13 +453,10 @@ pub fn step(life: &Life, event: Event) -> Result<Step, Refused> {
             },
             Transition::Gone,
         )),
-        (Life::Failed { why, claim }, Event::End(_)) => Ok(still(
-            Life::Gone {
-                why: why.clone(),
-                claim: Some(claim.clone()),
-            },
-            Transition::Gone,
-        )),
+        (Life::Failed { why, claim }, Event::End(_)) => Ok(forgotten(why, claim)),
+        (Life::Failed { why, claim }, Event::Expired(now)) if claim.lease.until <= now => {
+            Ok(forgotten(why, claim))
+        }
         (Life::Making | Life::Warm | Life::Claimed(_), Event::Distrusted(why)) => Ok(Step {
             record: Some(Transition::Quarantined { why: why.to_string() }),
             next: Life::Quarantined { why },
@@ -465,6 +475,7 @@ pub fn step(life: &Life, event: Event) -> Result<Step, Refused> {
             | Event::Renewed(_)
             | Event::End(_)
             | Event::Died(_)
+            | Event::Expired(_)
             | Event::TornDown
             | Event::Distrusted(_),
         ) => Err(Refused),
@@ -516,6 +527,7 @@ mod tests {
             Just(Event::Renewed(lease(5))),
             Just(Event::End(Why::of(WhyKind::Released))),
             Just(Event::Died(Why::with(WhyKind::VmExited, "signal 9"))),
+            (0u64..20).prop_map(|now| Event::Expired(Tick::from_nanos(now))),
             Just(Event::TornDown),
             Just(Event::Distrusted(Why::of(WhyKind::RecordDamaged))),
         ]
@@ -547,6 +559,26 @@ mod tests {
             step(&told.next, Event::TornDown).unwrap().next.state(),
             v1::State::Gone
         );
+    }
+
+    #[test]
+    fn only_a_lease_that_is_over_ends_a_claim() {
+        let (claimed, failed) = (
+            Life::Claimed(claim()),
+            Life::Failed {
+                why: Why::of(WhyKind::VmExited),
+                claim: claim(),
+            },
+        );
+        for life in [&claimed, &failed, &Life::Warm] {
+            assert_eq!(step(life, Event::Expired(Tick::from_nanos(8))), Err(Refused));
+        }
+        let over = step(&claimed, Event::Expired(Tick::from_nanos(9))).unwrap();
+        assert!(over.teardown);
+        assert_eq!(over.next.why().unwrap().kind, WhyKind::LeaseExpired);
+        let told = step(&failed, Event::Expired(Tick::from_nanos(9))).unwrap();
+        assert_eq!(told.next.state(), v1::State::Gone);
+        assert_eq!(told.next.why().unwrap().kind, WhyKind::VmExited);
     }
 
     proptest! {

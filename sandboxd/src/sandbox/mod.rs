@@ -20,6 +20,7 @@ mod entry;
 pub mod life;
 mod reap;
 mod registry;
+mod relinks;
 mod row;
 #[cfg(test)]
 mod tests;

@@ -5,7 +5,7 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, PoisonError, RwLock,
-        atomic::{AtomicI64, Ordering},
+        atomic::{AtomicBool, AtomicI64, Ordering},
     },
     time::Duration,
 };
@@ -20,6 +20,7 @@ use super::{
 };
 use crate::{
     admission::Admission,
+    agent::Condition,
     clock::{Clock, Tick},
     engine::Engine,
     faults,
@@ -51,8 +52,13 @@ pub struct Deadlines {
     pub clone: Duration,
     /// A cold boot, up to the agent's HELLO.
     pub boot: Duration,
-    /// HELLO of a clone or of a kept guest.
+    /// HELLO of a clone or of a warm guest that a restart takes up, and each of its answers then.
     pub hello: Duration,
+    /// Finding the machine of an earlier daemon: longer than its emulator may take for one command (10 s).
+    pub attach: Duration,
+    /// HELLO of a claimed guest that a restart takes up, and each of its answers then. Long: it is somebody's work, and
+    /// a busy host is no reason to end it.
+    pub adopt: Duration,
     /// Renewal, hooks included (docs/agent.md section 3: 10 s for all of them).
     pub renew: Duration,
     /// A lost link of a claimed guest, until it must be back.
@@ -67,8 +73,10 @@ impl Default for Deadlines {
             clone: Duration::from_secs(20),
             boot: Duration::from_secs(120),
             hello: Duration::from_secs(10),
+            attach: Duration::from_secs(30),
+            adopt: Duration::from_secs(30),
             renew: Duration::from_secs(15),
-            relink: Duration::from_secs(5),
+            relink: Duration::from_secs(30),
             kill: Duration::from_secs(60),
         }
     }
@@ -139,11 +147,21 @@ struct Inner {
     past: Mutex<VecDeque<(Tick, SandboxId)>>,
     counts: [AtomicI64; 8],
     /// Claims that live, by the pool that served them.
-    by_pool: RwLock<HashMap<Name, AtomicI64>>,
+    by_pool: RwLock<HashMap<Name, PoolCount>>,
     feed: Feed<SandboxId>,
     /// Counts deaths in stock.
     deaths: watch::Sender<u64>,
+    /// Counts lives that left Claimed.
+    claims_over: watch::Sender<u64>,
     owners: Group,
+}
+
+/// Claims of one pool.
+#[derive(Debug, Default)]
+struct PoolCount {
+    claims: AtomicI64,
+    /// The pool is there. The entry of one that is not goes with its last claim.
+    is_kept: AtomicBool,
 }
 
 impl fmt::Debug for Sandboxes {
@@ -164,6 +182,7 @@ impl Sandboxes {
             by_pool: RwLock::default(),
             feed: Feed::default(),
             deaths: watch::Sender::new(0),
+            claims_over: watch::Sender::new(0),
             owners: Group::new(),
         }))
     }
@@ -229,6 +248,12 @@ impl Sandboxes {
         Deaths(self.0.deaths.subscribe())
     }
 
+    /// News of claims that are over, however, from now on.
+    #[must_use]
+    pub fn claims_changed(&self) -> Deaths {
+        Deaths(self.0.claims_over.subscribe())
+    }
+
     /// Ends a sandbox, whatever it is doing; harmless if it has ended.
     pub fn end(&self, sandbox: &Sandbox, why: Why) -> Option<Applied> {
         let lease = sandbox.with_life(|life| life.claim().map(|claim| claim.lease.until));
@@ -259,22 +284,29 @@ impl Sandboxes {
     pub fn lease_due(&self, id: SandboxId) {
         let Some(sandbox) = self.get(id) else { return };
         let now = self.means().clock.tick();
-        let until = sandbox.with_life(|life| match life {
+        let lease = |life: &Life| match life {
             Life::Claimed(claim) | Life::Failed { claim, .. } => Some(claim.lease.until),
             Life::Making
             | Life::Warm
             | Life::Ending { .. }
             | Life::Quarantined { .. }
             | Life::Gone { .. } => None,
-        });
-        match until {
-            Some(until) if until > now => self.means().reaper.set(id, None, until),
-            Some(_) => {
-                faults::passage("sandbox.lease_due");
-                // It may have been ended by another in this moment.
-                self.end(&sandbox, Why::of(WhyKind::LeaseExpired));
+        };
+        let Some(until) = sandbox.with_life(lease) else {
+            return;
+        };
+        if until <= now {
+            faults::passage("sandbox.lease_due");
+            // Decided under the life's own lock: it may have been renewed, or ended, in this moment.
+            if sandbox.apply(self, Event::Expired(now)).is_ok() {
+                faults::passage("sandbox.end_recorded");
+                self.means().reaper.clear(id, until);
+                self.retire_if_gone(&sandbox);
+                return;
             }
-            None => {}
+        }
+        if let Some(until) = sandbox.with_life(lease) {
+            self.means().reaper.set(id, None, until);
         }
     }
 
@@ -294,7 +326,22 @@ impl Sandboxes {
         if matches!((before, after), (Life::Warm, Life::Ending { .. })) {
             self.0.deaths.send_modify(|count| *count = count.wrapping_add(1));
         }
+        if matches!(before, Life::Claimed(_)) && !matches!(after, Life::Claimed(_)) {
+            self.0
+                .claims_over
+                .send_modify(|count| *count = count.wrapping_add(1));
+        }
         self.0.feed.tell(|| id);
+    }
+
+    /// Notes trouble that a guest told of. Who watches is told of the first of each kind: how many of one there are is the
+    /// guest's to say, as often as it likes, and stands in the row for whoever asks.
+    pub(super) fn noted(&self, sandbox: &Sandbox, condition: Condition) {
+        let name = condition.name;
+        if sandbox.note(condition) {
+            tracing::info!(condition = name.as_str(), "trouble in the guest");
+            self.0.feed.tell(|| sandbox.id);
+        }
     }
 
     fn count_move(&self, before: Option<&Life>, after: Option<&Life>) {
@@ -316,15 +363,44 @@ impl Sandboxes {
     fn count_claim(&self, pool: &Name, n: i64) {
         let by_pool = self.0.by_pool.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = by_pool.get(pool) {
-            count.fetch_add(n, Ordering::Relaxed);
-            return;
+            let left = count.claims.fetch_add(n, Ordering::AcqRel) + n;
+            if left != 0 || count.is_kept.load(Ordering::Acquire) {
+                return;
+            }
+            drop(by_pool);
+            return self.forget_unused(pool);
         }
         drop(by_pool);
         let mut by_pool = self.0.by_pool.write().unwrap_or_else(PoisonError::into_inner);
-        by_pool
-            .entry(pool.clone())
-            .or_default()
-            .fetch_add(n, Ordering::Relaxed);
+        let count = by_pool.entry(pool.clone()).or_default();
+        count.claims.fetch_add(n, Ordering::AcqRel);
+    }
+
+    /// Counts claims of a pool that is there, from its first one on without a new entry.
+    pub fn count_for(&self, pool: &Name) {
+        let mut by_pool = self.0.by_pool.write().unwrap_or_else(PoisonError::into_inner);
+        let count = by_pool.entry(pool.clone()).or_default();
+        count.is_kept.store(true, Ordering::Release);
+    }
+
+    /// The pool is no more: its count is forgotten with the last of its claims.
+    pub fn count_no_more(&self, pool: &Name) {
+        let by_pool = self.0.by_pool.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = by_pool.get(pool) {
+            count.is_kept.store(false, Ordering::Release);
+        }
+        drop(by_pool);
+        self.forget_unused(pool);
+    }
+
+    fn forget_unused(&self, pool: &Name) {
+        let mut by_pool = self.0.by_pool.write().unwrap_or_else(PoisonError::into_inner);
+        let is_unused = |count: &PoolCount| {
+            !count.is_kept.load(Ordering::Acquire) && count.claims.load(Ordering::Acquire) == 0
+        };
+        if by_pool.get(pool).is_some_and(is_unused) {
+            by_pool.remove(pool);
+        }
     }
 
     /// Claims that live and were served by this pool.
@@ -332,8 +408,14 @@ impl Sandboxes {
     pub fn claimed_from(&self, pool: &Name) -> u32 {
         let by_pool = self.0.by_pool.read().unwrap_or_else(PoisonError::into_inner);
         by_pool.get(pool).map_or(0, |count| {
-            u32::try_from(count.load(Ordering::Relaxed)).unwrap_or(0)
+            u32::try_from(count.claims.load(Ordering::Relaxed)).unwrap_or(0)
         })
+    }
+
+    /// Pools whose claims are counted.
+    #[cfg(test)]
+    pub(crate) fn counted_pools(&self) -> usize {
+        self.0.by_pool.read().unwrap().len()
     }
 
     /// Keeps the row of one that is gone for a while, and forgets those whose time is over.
@@ -395,12 +477,12 @@ const STATES: [v1::State; 7] = [
     v1::State::Gone,
 ];
 
-/// News of deaths in stock.
+/// News of lives that left a state: of deaths in stock, or of claims that are over.
 #[derive(Debug)]
 pub struct Deaths(watch::Receiver<u64>);
 
 impl Deaths {
-    /// Resolves once something in stock died since this was made or last resolved. Cancel safe.
+    /// Resolves once that happened since this was made or last resolved. Cancel safe.
     pub async fn changed(&mut self) {
         if self.0.changed().await.is_err() {
             std::future::pending::<()>().await;

@@ -77,16 +77,17 @@ fn only(rooms: &Rooms) -> Arc<Sandbox> {
 
 /// The names of the transitions in the log, in order.
 fn recorded(rooms: &Rooms) -> Vec<String> {
-    let mut log = journal::cat(&rooms.dir.path().join("state"), Filter::default()).unwrap();
+    let log = journal::cat(&rooms.dir.path().join("state"), Filter::default()).unwrap();
     let name = |json: &str| {
         let value: serde_json::Value = serde_json::from_str(json).unwrap();
-        match &value["do"] {
-            serde_json::Value::String(name) => name.clone(),
-            transition => transition.as_object().unwrap().keys().next().unwrap().clone(),
+        let transition = &value["do"];
+        match transition.as_str() {
+            Some(name) => name.to_owned(),
+            None => transition.as_object().unwrap().keys().next().unwrap().clone(),
         }
     };
     let mut names = Vec::new();
-    while let Some(line) = log.next() {
+    for line in log {
         match line.unwrap() {
             Line::Record { json, .. } => names.push(name(&json)),
             damaged @ Line::Damaged { .. } => panic!("{damaged}"),

@@ -19,9 +19,9 @@ pub fn refill(pool: &str) -> Span {
     info_span!("refill", pool)
 }
 
-/// The life of one sandbox: its actor.
+/// The life of one sandbox: its actor. It has no parent, since a sandbox outlives the refill or claim that made it.
 pub fn sandbox(id: &impl Display) -> Span {
-    info_span!("sandbox", id = %id)
+    info_span!(parent: None, "sandbox", id = %id)
 }
 
 /// The end of one sandbox.

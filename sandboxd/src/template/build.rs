@@ -1,29 +1,27 @@
 //! One build: boot, agent, warm-up, quiesce, capture, check. Whatever fails, nothing of it is left.
 
-use std::{
-    fmt,
-    path::PathBuf,
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{fmt, panic::AssertUnwindSafe, path::PathBuf, time::Duration};
 
 use bytes::Bytes;
-use sandbox_protocol::id::{RequestId, SandboxId};
+use futures_util::FutureExt as _;
+use sandbox_protocol::{
+    id::{RequestId, SandboxId},
+    v1::LinkHello,
+};
 use tokio::time::timeout;
-use tokio_util::sync::CancellationToken;
 
-use super::{Spec, TemplateError, Templates, catalog};
+use super::{
+    Spec, TemplateError, Templates,
+    building::{BuildEvent, BuildStep, Building, Progress},
+    catalog,
+};
 use crate::{
     admission::Reservation,
     agent::{self, Ended, RenewMode, RenewSpec},
     clock::Tick,
     disk,
-    engine::{Capture, CaptureManifest, ImageRef, Machine, Place, Port, PortName, Purpose},
+    engine::{Capture, CaptureManifest, Captured, ImageRef, Machine, Place, Port, PortName, Purpose},
     faults,
-    feed::{Feed, News, Reader},
     image::Image,
     link::{self, Link, LinkError, Opened},
     random, tasks,
@@ -40,161 +38,6 @@ const CONTROL: Duration = Duration::from_secs(30);
 /// Writing the device state.
 const CAPTURE: Duration = Duration::from_secs(60);
 
-/// A step of a build.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BuildStep {
-    /// The image boots.
-    Boot,
-    /// Its agent answers and is given an identity.
-    Agent,
-    /// The warm-up runs.
-    Warmup,
-    /// The guest comes to rest.
-    Quiesce,
-    /// Memory and device state are kept.
-    Capture,
-    /// A clone is made of it and answers.
-    Check,
-}
-
-impl fmt::Display for BuildStep {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Boot => "boot",
-            Self::Agent => "agent",
-            Self::Warmup => "warm-up",
-            Self::Quiesce => "quiesce",
-            Self::Capture => "capture",
-            Self::Check => "check",
-        })
-    }
-}
-
-/// What a build tells while it runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BuildEvent {
-    /// A step has begun, that long after the build.
-    Step(BuildStep, Duration),
-    /// It is through, well or not.
-    Through,
-}
-
-/// A line of news of one build.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Progress {
-    /// A step is over, and took that long.
-    Done(PoolKey, BuildStep, Duration),
-    /// The variant is there, that long after its build began.
-    Built(PoolKey, Duration),
-    /// There is none.
-    Failed(PoolKey, String),
-}
-
-impl fmt::Display for Progress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Done(key, step, took) => {
-                write!(f, "template {}: {step} {:.3} s", key.template, took.as_secs_f64())
-            }
-            Self::Built(key, took) => {
-                write!(
-                    f,
-                    "template {}: built in {:.3} s (lane {}, size {})",
-                    key.template,
-                    took.as_secs_f64(),
-                    key.lane,
-                    key.size
-                )
-            }
-            Self::Failed(key, why) => write!(f, "template {}: failed: {why}", key.template),
-        }
-    }
-}
-
-/// A build under way, shared by all who want it.
-#[derive(Debug)]
-pub(super) struct Building {
-    feed: Feed<BuildEvent>,
-    outcome: OnceLock<Result<Capture, Arc<TemplateError>>>,
-    wanted_by: AtomicUsize,
-    cancelled: CancellationToken,
-}
-
-/// One who wants a build. The last one who drops it cancels the build.
-#[derive(Debug)]
-pub struct Build {
-    building: Arc<Building>,
-    events: Reader<BuildEvent>,
-}
-
-impl Building {
-    pub(super) fn begin() -> (Arc<Self>, Build) {
-        let building = Arc::new(Self {
-            feed: Feed::default(),
-            outcome: OnceLock::new(),
-            wanted_by: AtomicUsize::new(0),
-            cancelled: CancellationToken::new(),
-        });
-        let build = building.join();
-        (building, build)
-    }
-
-    pub(super) fn join(self: &Arc<Self>) -> Build {
-        self.wanted_by.fetch_add(1, Ordering::Relaxed);
-        Build {
-            events: self.feed.read(),
-            building: Arc::clone(self),
-        }
-    }
-
-    pub(super) fn cancel(&self) {
-        self.cancelled.cancel();
-    }
-
-    pub(super) fn finish(&self, outcome: Result<Capture, TemplateError>) {
-        // There is one task per build, hence one outcome.
-        drop(self.outcome.set(outcome.map_err(Arc::new)));
-        self.feed.tell(|| BuildEvent::Through);
-    }
-}
-
-impl Build {
-    /// The next event; `Through` last. Steps that were too fast for the reader are passed over. Cancel safe.
-    pub async fn next(&mut self) -> BuildEvent {
-        loop {
-            if self.building.outcome.get().is_some() {
-                return BuildEvent::Through;
-            }
-            match self.events.next().await {
-                News::Event(event) => return event,
-                News::Lost(_) => {}
-                News::Closed => return BuildEvent::Through,
-            }
-        }
-    }
-
-    /// Waits for the outcome. Cancel safe only in that the build is no longer wanted then.
-    ///
-    /// # Errors
-    /// Why it failed.
-    pub async fn done(mut self) -> Result<Capture, TemplateError> {
-        while self.next().await != BuildEvent::Through {}
-        match self.building.outcome.get() {
-            Some(Ok(capture)) => Ok(capture.clone()),
-            Some(Err(error)) => Err(TemplateError::Shared(Arc::clone(error))),
-            None => Err(TemplateError::Cancelled),
-        }
-    }
-}
-
-impl Drop for Build {
-    fn drop(&mut self) {
-        if self.building.wanted_by.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.building.cancel();
-        }
-    }
-}
-
 /// What one build holds, to be given back whatever happens.
 struct Bench<'a> {
     templates: &'a Templates,
@@ -206,6 +49,13 @@ struct Bench<'a> {
     staging: PathBuf,
     machine: Option<Box<dyn Machine>>,
     step: BuildStep,
+}
+
+/// What there is of a template before it is sealed.
+struct Taken {
+    image: Image,
+    hello: LinkHello,
+    captured: Captured,
 }
 
 /// Builds a variant.
@@ -236,11 +86,11 @@ pub(super) async fn run(
         machine: None,
         step: BuildStep::Boot,
     };
-    let built = tokio::select! {
-        biased;
-        () = building.cancelled.cancelled() => Err(TemplateError::Cancelled),
-        built = bench.build(spec, key, size) => built,
-    };
+    // A panic ends the build like any other failure: its machine and its folder are given back below.
+    let built = AssertUnwindSafe(Box::pin(bench.build(spec, key, size)))
+        .catch_unwind()
+        .await;
+    let built = built.unwrap_or_else(|_panic| Err(bench.failed("it panicked")));
     let progress = match &built {
         Ok(_) => {
             bench.step_over();
@@ -268,7 +118,7 @@ impl Bench<'_> {
         self.step_over();
         self.step = step;
         let elapsed = self.step_begun.since(self.begun);
-        self.building.feed.tell(|| BuildEvent::Step(step, elapsed));
+        self.building.tell(BuildEvent::Step(step, elapsed));
         tracing::debug!(%step, ?elapsed, "template build");
     }
 
@@ -299,7 +149,43 @@ impl Bench<'_> {
         }
     }
 
+    /// Cancelled only where it can be: what writes in the build's folder runs to its end on a thread of its own, and is
+    /// waited for, so that nothing appears in a folder that is being removed, and no variant that nobody knows of.
     async fn build(&mut self, spec: &Spec, key: &PoolKey, size: Size) -> Result<Capture, TemplateError> {
+        let building = self.building;
+        self.empty_folder().await?;
+        let capturing = Box::pin(self.capture(spec, key, size));
+        let taken = building.while_wanted(capturing).await?;
+        let means = &self.templates.0.means;
+        let manifest = CaptureManifest {
+            format: CaptureManifest::FORMAT,
+            facts: means.engine.facts(),
+            image: ImageRef::of(&taken.image),
+            size,
+            lane: key.lane,
+            proto_min: taken.hello.proto_min,
+            proto_max: taken.hello.proto_max,
+            warmup: spec.warmup.clone(),
+            created_at: means.clock.wall(),
+            ram: taken.captured.ram,
+            state: taken.captured.state,
+        };
+        let staging = self.staging.clone();
+        let capture = self.on_disk(move || Capture::seal(&staging, &manifest)).await?;
+        faults::passage("template.sealed");
+        let checking = Box::pin(self.check(&capture, size, key));
+        building.while_wanted(checking).await?;
+        drop(capture);
+        faults::passage("template.checked");
+        let target = means.dir.join(key.template.as_str()).join(catalog::folder(key));
+        let (staging, at) = (self.staging.clone(), target.clone());
+        self.on_disk(move || catalog::put(&staging, &at)).await?;
+        faults::passage("template.put");
+        self.on_disk(move || Capture::open(&target)).await
+    }
+
+    /// Boots the image and brings its guest to where clones begin.
+    async fn capture(&mut self, spec: &Spec, key: &PoolKey, size: Size) -> Result<Taken, TemplateError> {
         let image = self.boot(spec, key, size).await?;
         let opened = self.greet(BOOT).await?;
         self.enter(BuildStep::Agent);
@@ -319,49 +205,29 @@ impl Bench<'_> {
         let captured = self.within(CAPTURE, machine.capture(&staging)).await?;
         faults::passage("template.captured");
         self.stop_machine().await?;
-        let means = &self.templates.0.means;
-        let manifest = CaptureManifest {
-            format: CaptureManifest::FORMAT,
-            facts: means.engine.facts(),
-            image: ImageRef::of(&image),
-            size,
-            lane: key.lane,
-            proto_min: hello.proto_min,
-            proto_max: hello.proto_max,
-            warmup: spec.warmup.clone(),
-            created_at: means.clock.wall(),
-            ram: captured.ram,
-            state: captured.state,
-        };
-        let capture = self.on_disk(move || Capture::seal(&staging, &manifest)).await?;
-        faults::passage("template.sealed");
-        self.check(&capture, size, key).await?;
-        drop(capture);
-        faults::passage("template.checked");
-        let target = means.dir.join(key.template.as_str()).join(catalog::folder(key));
-        let (staging, at) = (self.staging.clone(), target.clone());
-        self.on_disk(move || catalog::put(&staging, &at)).await?;
-        faults::passage("template.put");
-        self.on_disk(move || Capture::open(&target)).await
+        Ok(Taken {
+            image,
+            hello,
+            captured,
+        })
     }
 
-    /// An empty folder, the image, and a machine that boots it.
+    async fn empty_folder(&self) -> Result<(), TemplateError> {
+        let path = self.staging.clone();
+        self.on_disk(move || {
+            catalog::clear_dir(&path)
+                .and_then(|()| disk::make_dir(&path, 0o700))
+                .map_err(|source| TemplateError::Disk { path, source })
+        })
+        .await
+    }
+
+    /// The image, and a machine that boots it.
     async fn boot(&mut self, spec: &Spec, key: &PoolKey, size: Size) -> Result<Image, TemplateError> {
         let means = &self.templates.0.means;
-        let staging = self.staging.clone();
-        let disk_error = |source| TemplateError::Disk {
-            path: staging.clone(),
-            source,
-        };
-        catalog::clear_dir(&staging)
-            .and_then(|()| disk::make_dir(&staging, 0o700))
-            .map_err(disk_error)?;
         self.building
-            .feed
-            .tell(|| BuildEvent::Step(BuildStep::Boot, Duration::ZERO));
-        let (templates, from) = (self.templates.clone(), spec.clone());
-        let opening = tasks::blocking("image", move || templates.open_image(&from));
-        let image = opening.await.map_err(|panicked| self.failed(panicked))??;
+            .tell(BuildEvent::Step(BuildStep::Boot, Duration::ZERO));
+        let image = self.templates.opened(spec.clone()).await?;
         let place = Place {
             slot: self.reservation.slot(),
             size,
@@ -493,8 +359,15 @@ impl Bench<'_> {
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(Duration::from_secs(30));
         }
-        if let Err(error) = catalog::clear_dir(&self.staging) {
-            tracing::warn!(path = %self.staging.display(), %error, "a build's folder cannot be removed; the next start does");
+        let staging = self.staging.clone();
+        match tasks::blocking("template files", move || catalog::clear_dir(&staging)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::warn!(path = %self.staging.display(), %error, "a build's folder cannot be removed; the next start does");
+            }
+            Err(panicked) => {
+                tracing::warn!(path = %self.staging.display(), %panicked, "a build's folder cannot be removed; the next start does");
+            }
         }
         drop(self.reservation);
     }

@@ -82,7 +82,7 @@ pub(super) fn spec_of(template: &Name, capture: &Capture) -> Spec {
     }
 }
 
-/// Puts a sealed variant in place, and removes the one that it replaces.
+/// Puts a sealed variant in place, and removes the one that it replaces. An error means that it is not in place.
 pub(super) fn put(staging: &Path, target: &Path) -> io::Result<()> {
     if let Some(parent) = target.parent() {
         disk::make_dir(parent, 0o700)?;
@@ -90,13 +90,15 @@ pub(super) fn put(staging: &Path, target: &Path) -> io::Result<()> {
     }
     if target.exists() {
         disk::exchange_synced(staging, target)?;
-        clear_dir(staging)
+        // The new one is there whether or not the old one goes; what remains of that is removed at the next start.
+        drop(clear_dir(staging));
+        Ok(())
     } else {
         disk::rename_synced(staging, target)
     }
 }
 
-/// Removes a template. It is out of the way before the first of its files goes.
+/// Removes a template. It is out of the way before the first of its files goes; an error means that it is still there.
 pub(super) fn remove(dir: &Path, name: &Name) -> Result<(), TemplateError> {
     let path = dir.join(name.as_str());
     let aside = dir.join(format!("{STAGING}gone-{name}"));
@@ -106,7 +108,12 @@ pub(super) fn remove(dir: &Path, name: &Name) -> Result<(), TemplateError> {
     };
     clear_dir(&aside).map_err(disk)?;
     match disk::rename_synced(&path, &aside) {
-        Ok(()) => clear_dir(&aside).map_err(disk),
+        Ok(()) => {
+            if let Err(error) = clear_dir(&aside) {
+                tracing::warn!(path = %aside.display(), %error, "a deleted template's files remain; the next start removes them");
+            }
+            Ok(())
+        }
         // It was never built.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(disk(error)),

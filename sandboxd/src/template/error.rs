@@ -24,6 +24,12 @@ pub enum TemplateError {
     /// The variant exists, and was not to be replaced.
     #[error("template {} exists for lane {} and size {}", .0.template, .0.lane, .0.size)]
     Exists(PoolKey),
+    /// A build of it from another image or with another warm-up is under way, or it is being built or deleted.
+    #[error("template {0} is being built or deleted")]
+    Building(Name),
+    /// The configuration file names it.
+    #[error("template {0} is used by the configuration file")]
+    FromFile(Name),
     /// Its image cannot be used.
     #[error("its image cannot be used")]
     Image(#[source] ImageError),
@@ -62,6 +68,9 @@ pub enum TemplateError {
     /// A build that others waited for failed.
     #[error("{0}")]
     Shared(Arc<TemplateError>),
+    /// Its work ended without an outcome: a panic, which the log holds.
+    #[error("the work on template {0} broke off; see the log")]
+    BrokeOff(Name),
     /// Nobody wanted it any more, or the daemon stops.
     #[error("the build was cancelled")]
     Cancelled,
@@ -78,9 +87,13 @@ impl TemplateError {
             Self::Image(ImageError::NotFound { .. }) => Reason::ImageNotFound,
             Self::Image(ImageError::Damaged { .. } | ImageError::Read { .. }) => Reason::ImageDamaged,
             Self::Capacity(_) => Reason::Capacity,
-            Self::Failed { .. } | Self::Engine { .. } | Self::Disk { .. } | Self::Cancelled => {
-                Reason::TemplateFailed
-            }
+            Self::Building(_) => Reason::TemplateBuilding,
+            Self::FromFile(_) => Reason::TemplateInUse,
+            Self::Failed { .. }
+            | Self::Engine { .. }
+            | Self::Disk { .. }
+            | Self::BrokeOff(_)
+            | Self::Cancelled => Reason::TemplateFailed,
             Self::TooOld(_) => Reason::TemplateTooOld,
             Self::Shared(error) => error.reason(),
         }

@@ -10,20 +10,25 @@
 //! Cancel safety: a build goes on while somebody waits for it, and leaves nothing when the last one is gone.
 
 mod build;
+mod building;
 mod catalog;
 mod error;
 mod templates;
+#[cfg(test)]
+mod tests;
+mod verdict;
+mod work;
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     path::PathBuf,
     sync::{Arc, Mutex, RwLock},
     time::Duration,
 };
 
-use self::build::Building;
+use self::building::Building;
 pub use self::{
-    build::{Build, BuildEvent, BuildStep, Progress},
+    building::{Build, BuildEvent, BuildStep, Progress},
     error::TemplateError,
 };
 use crate::{
@@ -49,6 +54,19 @@ pub struct Spec {
     pub warmup_timeout: Duration,
 }
 
+impl Spec {
+    /// Whether the other one makes the same template. How long a warm-up may take is no part of what it makes.
+    fn makes_the_same(&self, other: &Self) -> bool {
+        let Self {
+            name,
+            image,
+            warmup,
+            warmup_timeout: _,
+        } = self;
+        (name, image, warmup) == (&other.name, &other.image, &other.warmup)
+    }
+}
+
 /// What templates work with.
 #[derive(Debug)]
 pub struct Means {
@@ -71,12 +89,37 @@ pub struct Templates(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     means: Means,
-    sizes: RwLock<BTreeMap<Name, Size>>,
-    specs: RwLock<BTreeMap<Name, Spec>>,
+    known: RwLock<Known>,
     variants: RwLock<HashMap<PoolKey, Variant>>,
-    building: Mutex<HashMap<PoolKey, Arc<Building>>>,
+    /// Locked before `known`, never within it.
+    under_way: Mutex<UnderWay>,
+    /// Held over each judgement, so that an old one never overwrites a new one. It is waited for on blocking threads only.
+    judging: Mutex<()>,
     progress: Feed<Progress>,
     tasks: Group,
+}
+
+/// What templates are made from, and what sizes stand for.
+#[derive(Debug, Default)]
+struct Known {
+    sizes: BTreeMap<Name, Size>,
+    /// Of the configuration file: these go first.
+    file: BTreeMap<Name, Spec>,
+    /// Of the API; none that the file names.
+    made: BTreeMap<Name, Spec>,
+}
+
+impl Known {
+    fn spec(&self, name: &Name) -> Option<&Spec> {
+        self.file.get(name).or_else(|| self.made.get(name))
+    }
+}
+
+/// Work that is under way.
+#[derive(Debug, Default)]
+struct UnderWay {
+    building: HashMap<PoolKey, Arc<Building>>,
+    deleting: BTreeSet<Name>,
 }
 
 /// A complete variant, and why it cannot be used as it is.
@@ -86,12 +129,15 @@ pub struct Variant {
     pub capture: Capture,
     /// Why it is not used, as far as its manifest tells.
     stale: Option<String>,
+    /// Why no clone can be made of it, as one who tried has found.
+    spoiled: Option<String>,
 }
 
 impl Variant {
     /// Why it is not used; none: it is.
     #[must_use]
     pub fn stale(&self) -> Option<&str> {
-        self.stale.as_deref().or_else(|| self.capture.unusable())
+        let found = self.spoiled.as_deref().or(self.stale.as_deref());
+        found.or_else(|| self.capture.unusable())
     }
 }
