@@ -120,41 +120,44 @@ async fn process(daemon: &Daemon, sandbox: &SandboxHandle) -> Process {
 /// A last record that was cut, or whose end was never written: what it announced is gone, all else is there.
 #[tokio::test]
 async fn c12_a_torn_end_costs_the_last_record_alone() {
-    within(LIMIT, async {
-        let mut daemon = daemon().await;
-        let kept = claim(&daemon).await;
-        let mut torn = 0;
-        for (cut, zeros) in [
-            (Some(1), 0),
-            (Some(FRAME), 0),
-            (Some(FRAME + 1), 0),
-            (Some(FRAME + 200), 0),
-            (None, 1),
-            (None, 16),
-            (None, 22),
-            (None, 4096),
-        ] {
-            let lost = claim(&daemon).await;
-            daemon.kill9().await;
-            let mut segment = Segment::last(&daemon);
-            let (start, end) = *segment.frames.last().unwrap();
-            match cut {
-                // So many bytes of the last record are left.
-                Some(left) => segment.bytes.truncate(start + left),
-                None => segment.bytes[end.saturating_sub(zeros).max(HEADER)..end].fill(0),
+    within(
+        LIMIT,
+        Box::pin(async {
+            let mut daemon = daemon().await;
+            let kept = claim(&daemon).await;
+            let mut torn = 0;
+            for (cut, zeros) in [
+                (Some(1), 0),
+                (Some(FRAME), 0),
+                (Some(FRAME + 1), 0),
+                (Some(FRAME + 200), 0),
+                (None, 1),
+                (None, 16),
+                (None, 22),
+                (None, 4096),
+            ] {
+                let lost = claim(&daemon).await;
+                daemon.kill9().await;
+                let mut segment = Segment::last(&daemon);
+                let (start, end) = *segment.frames.last().unwrap();
+                match cut {
+                    // So many bytes of the last record are left.
+                    Some(left) => segment.bytes.truncate(start + left),
+                    None => segment.bytes[end.saturating_sub(zeros).max(HEADER)..end].fill(0),
+                }
+                segment.write();
+                let before = daemon.log().len();
+                daemon.start_again().await;
+                let said = daemon.log().split_off(before);
+                torn += usize::from(said.contains("torn record"));
+                works(&kept).await;
+                is_closed(&lost).await;
+                host_agrees(&daemon).await;
             }
-            segment.write();
-            let before = daemon.log().len();
-            daemon.start_again().await;
-            let said = daemon.log().split_off(before);
-            torn += usize::from(said.contains("torn record"));
-            works(&kept).await;
-            is_closed(&lost).await;
-            host_agrees(&daemon).await;
-        }
-        // Of a log that is zeros to its header nothing is left that could be torn.
-        assert_eq!(torn, 7, "a torn end is told");
-    })
+            // Of a log that is zeros to its header nothing is left that could be torn.
+            assert_eq!(torn, 7, "a torn end is told");
+        }),
+    )
     .await;
 }
 
@@ -162,152 +165,165 @@ async fn c12_a_torn_end_costs_the_last_record_alone() {
 /// restarts, until an operator ends it.
 #[tokio::test]
 async fn c13_a_damaged_record_costs_its_sandbox_alone() {
-    within(LIMIT, async {
-        for (transition, at) in [("claimed", FRAME + 150), ("claimed", 6), ("warmed", FRAME + 90)] {
-            let mut daemon = daemon().await;
-            let (first, victim, last) = (claim(&daemon).await, claim(&daemon).await, claim(&daemon).await);
-            let alive = process(&daemon, &victim).await;
-            daemon.kill9().await;
-            let mut segment = Segment::last(&daemon);
-            let (start, _) = segment.frame(victim.id(), transition);
-            segment.bytes[start + at] ^= 0x10;
-            segment.write();
-            for _ in 0..2 {
-                daemon.start_again().await;
-                let row = daemon.until_state(victim.id(), State::Quarantined).await;
-                assert!(row.why.contains("damaged"), "{}", row.why);
-                works(&first).await;
-                works(&last).await;
-                is_closed(&victim).await;
-                assert!(
-                    alive.lives(),
-                    "nothing is destroyed on the word of something unreadable"
-                );
-                let other = claim(&daemon).await;
-                works(&other).await;
-                other.release().await.unwrap();
-                host_agrees(&daemon).await;
+    within(
+        LIMIT,
+        Box::pin(async {
+            for (transition, at) in [("claimed", FRAME + 150), ("claimed", 6), ("warmed", FRAME + 90)] {
+                let mut daemon = daemon().await;
+                let (first, victim, last) =
+                    (claim(&daemon).await, claim(&daemon).await, claim(&daemon).await);
+                let alive = process(&daemon, &victim).await;
                 daemon.kill9().await;
+                let mut segment = Segment::last(&daemon);
+                let (start, _) = segment.frame(victim.id(), transition);
+                segment.bytes[start + at] ^= 0x10;
+                segment.write();
+                for _ in 0..2 {
+                    daemon.start_again().await;
+                    let row = daemon.until_state(victim.id(), State::Quarantined).await;
+                    assert!(row.why.contains("damaged"), "{}", row.why);
+                    works(&first).await;
+                    works(&last).await;
+                    is_closed(&victim).await;
+                    assert!(
+                        alive.lives(),
+                        "nothing is destroyed on the word of something unreadable"
+                    );
+                    let other = claim(&daemon).await;
+                    works(&other).await;
+                    other.release().await.unwrap();
+                    host_agrees(&daemon).await;
+                    daemon.kill9().await;
+                }
+                daemon.start_again().await;
+                let client = daemon.client().await;
+                client.sandbox(victim.id(), None).release().await.unwrap();
+                daemon.until_state(victim.id(), State::Gone).await;
+                assert!(!alive.lives());
+                host_agrees(&daemon).await;
             }
-            daemon.start_again().await;
-            let client = daemon.client().await;
-            client.sandbox(victim.id(), None).release().await.unwrap();
-            daemon.until_state(victim.id(), State::Gone).await;
-            assert!(!alive.lives());
-            host_agrees(&daemon).await;
-        }
-    })
+        }),
+    )
     .await;
 }
 
 /// The record of its beginning is the damaged one: what lives there has no row, is left alone, and its slot is not used.
 #[tokio::test]
 async fn c14_a_guest_without_a_readable_beginning_is_left_alone() {
-    within(LIMIT, async {
-        let mut daemon = daemon().await;
-        let (victim, other) = (claim(&daemon).await, claim(&daemon).await);
-        let alive = process(&daemon, &victim).await;
-        daemon.kill9().await;
-        let mut segment = Segment::last(&daemon);
-        let (start, _) = segment.frame(victim.id(), "making");
-        segment.bytes[start + FRAME + 60] ^= 0x10;
-        segment.write();
-        assert_eq!(daemon.slot_dirs().len(), 2);
-        daemon.start_again().await;
-        works(&other).await;
-        is_closed(&victim).await;
-        let new = claim(&daemon).await;
-        works(&new).await;
-        assert!(alive.lives());
-        assert_eq!(daemon.slot_dirs().len(), 3);
-        assert!(daemon.log().contains("left alone"));
-    })
+    within(
+        LIMIT,
+        Box::pin(async {
+            let mut daemon = daemon().await;
+            let (victim, other) = (claim(&daemon).await, claim(&daemon).await);
+            let alive = process(&daemon, &victim).await;
+            daemon.kill9().await;
+            let mut segment = Segment::last(&daemon);
+            let (start, _) = segment.frame(victim.id(), "making");
+            segment.bytes[start + FRAME + 60] ^= 0x10;
+            segment.write();
+            assert_eq!(daemon.slot_dirs().len(), 2);
+            daemon.start_again().await;
+            works(&other).await;
+            is_closed(&victim).await;
+            let new = claim(&daemon).await;
+            works(&new).await;
+            assert!(alive.lives());
+            assert_eq!(daemon.slot_dirs().len(), 3);
+            assert!(daemon.log().contains("left alone"));
+        }),
+    )
     .await;
 }
 
 /// Records twice, and in another order: told, and nothing is lost.
 #[tokio::test]
 async fn c13_doubled_and_swapped_records_change_nothing() {
-    within(LIMIT, async {
-        let mut daemon = daemon().await;
-        let (one, two) = (claim(&daemon).await, claim(&daemon).await);
-        let released = claim(&daemon).await;
-        released.release().await.unwrap();
-        daemon.until_state(released.id(), State::Gone).await;
-        daemon.kill9().await;
-        let mut segment = Segment::last(&daemon);
-        let (start, end) = segment.frame(released.id(), "claimed");
-        let twice = segment.bytes[start..end].to_vec();
-        let tail = segment.frames.last().unwrap().1;
-        segment.bytes[tail..tail + twice.len()].copy_from_slice(&twice);
-        segment.write();
-        daemon.start_again().await;
-        works(&one).await;
-        works(&two).await;
-        is_closed(&released).await;
-        host_agrees(&daemon).await;
+    within(
+        LIMIT,
+        Box::pin(async {
+            let mut daemon = daemon().await;
+            let (one, two) = (claim(&daemon).await, claim(&daemon).await);
+            let released = claim(&daemon).await;
+            released.release().await.unwrap();
+            daemon.until_state(released.id(), State::Gone).await;
+            daemon.kill9().await;
+            let mut segment = Segment::last(&daemon);
+            let (start, end) = segment.frame(released.id(), "claimed");
+            let twice = segment.bytes[start..end].to_vec();
+            let tail = segment.frames.last().unwrap().1;
+            segment.bytes[tail..tail + twice.len()].copy_from_slice(&twice);
+            segment.write();
+            daemon.start_again().await;
+            works(&one).await;
+            works(&two).await;
+            is_closed(&released).await;
+            host_agrees(&daemon).await;
 
-        let (three, four) = (claim(&daemon).await, claim(&daemon).await);
-        daemon.kill9().await;
-        let mut segment = Segment::last(&daemon);
-        let (warmed, claimed) = (
-            segment.frame(three.id(), "warmed"),
-            segment.frame(three.id(), "claimed"),
-        );
-        assert_eq!(warmed.1, claimed.0, "neighbours");
-        let mut swapped = segment.bytes[claimed.0..claimed.1].to_vec();
-        swapped.extend_from_slice(&segment.bytes[warmed.0..warmed.1]);
-        segment.bytes[warmed.0..claimed.1].copy_from_slice(&swapped);
-        segment.write();
-        daemon.start_again().await;
-        for sandbox in [&one, &two, &three, &four] {
-            works(sandbox).await;
-        }
-        host_agrees(&daemon).await;
-    })
+            let (three, four) = (claim(&daemon).await, claim(&daemon).await);
+            daemon.kill9().await;
+            let mut segment = Segment::last(&daemon);
+            let (warmed, claimed) = (
+                segment.frame(three.id(), "warmed"),
+                segment.frame(three.id(), "claimed"),
+            );
+            assert_eq!(warmed.1, claimed.0, "neighbours");
+            let mut swapped = segment.bytes[claimed.0..claimed.1].to_vec();
+            swapped.extend_from_slice(&segment.bytes[warmed.0..warmed.1]);
+            segment.bytes[warmed.0..claimed.1].copy_from_slice(&swapped);
+            segment.write();
+            daemon.start_again().await;
+            for sandbox in [&one, &two, &three, &four] {
+                works(sandbox).await;
+            }
+            host_agrees(&daemon).await;
+        }),
+    )
     .await;
 }
 
 /// A start that would be a guess is refused by name, touches nothing, and is a start again once the bytes are back.
 #[tokio::test]
 async fn c14_unreadable_is_never_empty() {
-    within(LIMIT, async {
-        let mut daemon = daemon().await;
-        let first = claim(&daemon).await;
-        daemon.kill9().await;
-        daemon.start_again().await;
-        let second = claim(&daemon).await;
-        let processes = daemon.sandbox_processes();
-        daemon.kill9().await;
+    within(
+        LIMIT,
+        Box::pin(async {
+            let mut daemon = daemon().await;
+            let first = claim(&daemon).await;
+            daemon.kill9().await;
+            daemon.start_again().await;
+            let second = claim(&daemon).await;
+            let processes = daemon.sandbox_processes();
+            daemon.kill9().await;
 
-        let (store, aside) = (daemon.dir().join("store"), daemon.home().join("store"));
-        fs::rename(&store, &aside).unwrap();
-        refuses(&mut daemon, "JOURNAL_DAMAGED").await;
-        fs::remove_dir_all(&store).unwrap();
-        fs::rename(&aside, &store).unwrap();
+            let (store, aside) = (daemon.dir().join("store"), daemon.home().join("store"));
+            fs::rename(&store, &aside).unwrap();
+            refuses(&mut daemon, "JOURNAL_DAMAGED").await;
+            fs::remove_dir_all(&store).unwrap();
+            fs::rename(&aside, &store).unwrap();
 
-        let mut segment = Segment::last(&daemon);
-        let whole = segment.bytes.clone();
-        segment.bytes[8] += 1;
-        let sum = crc32c::crc32c(&segment.bytes[..24]);
-        segment.bytes[24..28].copy_from_slice(&sum.to_le_bytes());
-        segment.write();
-        refuses(&mut daemon, "STATE_NEWER").await;
-        segment.bytes = whole;
-        segment.write();
+            let mut segment = Segment::last(&daemon);
+            let whole = segment.bytes.clone();
+            segment.bytes[8] += 1;
+            let sum = crc32c::crc32c(&segment.bytes[..24]);
+            segment.bytes[24..28].copy_from_slice(&sum.to_le_bytes());
+            segment.write();
+            refuses(&mut daemon, "STATE_NEWER").await;
+            segment.bytes = whole;
+            segment.write();
 
-        let key = daemon.dir().join("host.key");
-        let bytes = fs::read(&key).unwrap();
-        fs::write(&key, b"").unwrap();
-        refuses(&mut daemon, "HOST_FAULT").await;
-        fs::write(&key, bytes).unwrap();
+            let key = daemon.dir().join("host.key");
+            let bytes = fs::read(&key).unwrap();
+            fs::write(&key, b"").unwrap();
+            refuses(&mut daemon, "HOST_FAULT").await;
+            fs::write(&key, bytes).unwrap();
 
-        assert_eq!(daemon.sandbox_processes(), processes);
-        daemon.start_again().await;
-        works(&first).await;
-        works(&second).await;
-        host_agrees(&daemon).await;
-    })
+            assert_eq!(daemon.sandbox_processes(), processes);
+            daemon.start_again().await;
+            works(&first).await;
+            works(&second).await;
+            host_agrees(&daemon).await;
+        }),
+    )
     .await;
 }
 

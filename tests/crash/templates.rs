@@ -34,7 +34,7 @@ fn half_made(daemon: &Daemon) -> Vec<String> {
 
 #[tokio::test]
 async fn c17_killed_at_every_step_of_a_build() {
-    within(LIMIT, async {
+    within(LIMIT, Box::pin(async {
         let mut daemon = Setup::dev().warm(0).start().await;
         let mut built = false;
         for (point, there_after) in [
@@ -76,32 +76,35 @@ async fn c17_killed_at_every_step_of_a_build() {
         assert_eq!(sandbox.get().await.unwrap().state(), State::Claimed);
         sandbox.release().await.unwrap();
         host_agrees(&daemon).await;
-    })
+    }))
     .await;
 }
 
 /// H2: what is in no record is ended at the start, also if that dies on the way.
 #[tokio::test]
 async fn h02_a_stray_is_ended_by_the_next_start() {
-    within(LIMIT, async {
-        let mut daemon = Setup::dev()
-            .warm(0)
-            .failpoints("template.booted=kill@1")
-            .start()
-            .await;
-        let client = daemon.client().await;
-        let build = client.templates().build(request(false)).await.unwrap();
-        daemon.ends().await;
-        drop(build);
-        // The build's machine is in no record.
-        assert_eq!(daemon.slot_dirs().len(), 1);
-        daemon.change(|setup| setup.failpoints("recover.stray=kill@1"));
-        let status = daemon.start_to_die().await;
-        assert!(!status.success());
-        assert_eq!(daemon.slot_dirs().len(), 1);
-        daemon.change(|setup| setup.failpoints(""));
-        daemon.start_again().await;
-        host_agrees(&daemon).await;
-    })
+    within(
+        LIMIT,
+        Box::pin(async {
+            let mut daemon = Setup::dev()
+                .warm(0)
+                .failpoints("template.booted=kill@1")
+                .start()
+                .await;
+            let client = daemon.client().await;
+            let build = client.templates().build(request(false)).await.unwrap();
+            daemon.ends().await;
+            drop(build);
+            // The build's machine is in no record.
+            assert_eq!(daemon.slot_dirs().len(), 1);
+            daemon.change(|setup| setup.failpoints("recover.stray=kill@1"));
+            let status = daemon.start_to_die().await;
+            assert!(!status.success());
+            assert_eq!(daemon.slot_dirs().len(), 1);
+            daemon.change(|setup| setup.failpoints(""));
+            daemon.start_again().await;
+            host_agrees(&daemon).await;
+        }),
+    )
     .await;
 }

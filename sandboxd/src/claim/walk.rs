@@ -78,6 +78,14 @@ pub struct Granted {
     _receipt: Option<Written>,
 }
 
+#[cfg(test)]
+impl Granted {
+    /// Whether this answers a repeated request, whose receipt went to the first answer.
+    pub(super) const fn is_repetition(&self) -> bool {
+        self._receipt.is_none()
+    }
+}
+
 /// Why there is no claim.
 #[derive(Debug, thiserror::Error)]
 pub enum ClaimError {
@@ -238,7 +246,7 @@ impl Claims {
         times.done(ClaimStep::Key);
         // What was taken and cannot be recorded is lost; so nothing is taken then.
         self.pools.may_take(self.now()).map_err(ClaimError::Journal)?;
-        let (sandbox, claim, written) = loop {
+        let (sandbox, claim, token, written) = loop {
             let (warm, tier) = match terms.pool.as_ref().and_then(|pool| pool.take()) {
                 Some(warm) => (warm, Tier::Warm),
                 // The way round by the line and by clones is long; the way through stock stays small.
@@ -246,10 +254,10 @@ impl Claims {
             };
             times.done(ClaimStep::Take);
             *served = Some(tier);
-            let claim = self.draw_up(ask, terms, tier);
+            let (claim, token) = self.draw_up(ask, terms, tier);
             faults::passage("claim.taken");
             match warm.claim(claim.clone()) {
-                Ok((sandbox, written)) => break (sandbox, claim, written),
+                Ok((sandbox, written)) => break (sandbox, claim, token, written),
                 // It died in our hand; the next one.
                 Err(ApplyError::Refused) => {}
                 Err(ApplyError::Journal(error)) => return Err(ClaimError::Journal(error)),
@@ -276,7 +284,6 @@ impl Claims {
         if let Some(guard) = key_guard {
             guard.fulfil(sandbox.id);
         }
-        let token = ClaimToken::new(&self.host_key, claim.id);
         times.done(ClaimStep::Hand);
         tracing::info!(sandbox = %sandbox.id, tier = tier_text(*served), owner = &*claim.owner, "claimed");
         faults::passage("claim.before_reply");
@@ -394,17 +401,18 @@ impl Claims {
         }
     }
 
-    fn draw_up(&self, ask: &Ask, terms: &Terms, tier: Tier) -> Claim {
+    fn draw_up(&self, ask: &Ask, terms: &Terms, tier: Tier) -> (Claim, ClaimToken) {
         let clock = &self.sandboxes.means().clock;
         let (id, lasts) = (
             ClaimId::from_random(random::bytes()),
             Duration::from_secs(terms.lease_secs.into()),
         );
         let now = clock.wall();
-        Claim {
+        let token = ClaimToken::new(&self.host_key, id);
+        let claim = Claim {
             id,
             owner: Arc::clone(&ask.owner),
-            token_hash: ClaimToken::new(&self.host_key, id).hash(),
+            token_hash: token.hash(),
             labels: Arc::new(ask.labels.clone()),
             pool: terms.pool.as_ref().map(|pool| pool.name().clone()),
             tier,
@@ -415,7 +423,8 @@ impl Claims {
                 expires_at: now.plus(lasts),
             },
             request: ask.request.clone().map(Arc::new),
-        }
+        };
+        (claim, token)
     }
 
     /// The pool is empty: in line for the wait asked for, then by a clone or a cold boot of its own. A pool that gives way

@@ -11,6 +11,8 @@
 mod plan;
 mod strays;
 mod take;
+#[cfg(test)]
+mod tests;
 
 use std::pin::Pin;
 

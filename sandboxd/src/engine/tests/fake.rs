@@ -154,7 +154,7 @@ impl FakeMachine {
         }
         match self.engine.begin(Op::Call).now_or_hung().await? {
             Going::On => Ok(Port::InProcess),
-            Going::Hung => Ok(Port::Stream(silent().await)),
+            Going::Hung => Ok(Port::Stream(silent())),
         }
     }
 }
@@ -188,7 +188,7 @@ fn mute() -> UnixStream {
 }
 
 /// A guest that says HELLO and then takes calls without answering any.
-async fn silent() -> UnixStream {
+fn silent() -> UnixStream {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let (mut pipe, guest) = tokio::io::duplex(64 * 1024);
     // Both end with the other end of the port.
