@@ -119,12 +119,14 @@ fn request(rooms: &Rooms, key: &str) -> Option<SandboxId> {
 async fn c13_the_later_of_two_rows_with_one_slot_has_it() {
     for (earlier, later) in [(1, 2), (2, 1)] {
         let rooms = Rooms::new();
-        // Ids and times in either order: time decides.
+        // Ids and times in either order: the order of records decides.
         let mut old = row(earlier, 5, RowState::Ending);
         old.why = Some("released".into());
-        old.created_at = WallTime::from_micros(1);
+        old.seq = 1;
+        old.created_at = WallTime::from_micros(2);
         let mut new = row(later, 5, RowState::Quarantined);
-        new.created_at = WallTime::from_micros(2);
+        new.seq = 2;
+        new.created_at = WallTime::from_micros(1);
         let (_summary, later_ones) = take_up_all(&rooms, &state([old, new])).await;
         drop(later_ones);
         until(&rooms, earlier, v1::State::Gone).await;
