@@ -1,6 +1,6 @@
 //! The stock of warm sandboxes of one key: a monitor around pure numbers, and one refill driver for the node.
 //!
-//! [`core`] is the stock and the line, [`policy`] says how much stock there should be; both are pure. [`refill`] makes
+//! [`core`] is the stock and the line, [`policy`] says how much stock there should be; both are pure. `refill` makes
 //! and ends what the policy wants, woken by takes, deaths and news of room, never by a tick.
 //!
 //! May call: sandbox, template, agent, engine (captures), image (digests), journal, admission, config.
