@@ -155,6 +155,31 @@ pub fn sandboxes(run_dir: &Path) -> Vec<(Process, Option<std::path::PathBuf>)> {
     found
 }
 
+/// Processes that work in a folder or have something of it open. Those that a daemon was starting when it was killed
+/// have said nothing of themselves yet.
+pub(crate) fn users_of(dir: &Path) -> Vec<Process> {
+    let own = std::process::id().to_string();
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc").unwrap().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let Ok(pid) = name.parse::<i32>() else { continue };
+        if name == own {
+            continue;
+        }
+        let works_there = fs::read_link(entry.path().join("cwd")).is_ok_and(|cwd| cwd.starts_with(dir));
+        if let Some(process) = Process::look(pid)
+            && (works_there
+                || process
+                    .open_files()
+                    .iter()
+                    .any(|file| Path::new(file).starts_with(dir)))
+        {
+            found.push(process);
+        }
+    }
+    found
+}
+
 /// Kills what is in a control group, waits until nothing is, and removes it with the groups below it. Gives up after a
 /// while: it is for clearing up.
 pub(crate) fn end_group(group: &Path) {
