@@ -41,8 +41,6 @@ async fn c10_killed_again_and_again_in_recovery() {
                 "recover.greeted=kill@3",
                 "recover.warm_put_back=kill@1",
                 "recover.warm_put_back=kill@2",
-                "journal.before_append=kill@1",
-                "journal.after_append=kill@1",
             ] {
                 dies(&mut daemon, point).await;
             }

@@ -152,7 +152,7 @@ fn text(message: &DynamicMessage, field: &str) -> String {
 async fn a_client_that_knows_only_reflection_lists_services_and_claims() {
     let daemon = Setup::stub().warm(1).start().await;
     daemon.until_warm(1).await;
-    let channel = channel(&daemon).await;
+    let channel = Box::pin(channel(&daemon)).await;
     let services = Box::pin(services(&channel)).await;
     for service in ["Agent", "Claims", "Node", "Pools", "Templates"] {
         assert!(

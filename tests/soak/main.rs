@@ -33,26 +33,26 @@ const ROW_BYTES: u64 = 6 * 1024;
 /// What an allocator keeps for itself.
 const SLACK_BYTES: u64 = 8 << 20;
 
-/// What a daemon holds at a quiet moment.
+/// What a daemon uses at a quiet moment, beside what `harness::Leaks` counts.
 #[derive(Debug, Clone, Copy)]
 struct Held {
-    descriptors: usize,
     threads: u64,
-    processes: usize,
-    directories: usize,
     memory: u64,
     disk: u64,
 }
 
 impl Held {
-    /// Waits until the pool is full and nothing else is left, then looks.
-    async fn look(daemon: &Daemon, warm: u32) -> Result<Self> {
+    /// Waits until the pool is full and as many processes are left as belong to a quiet daemon, then looks.
+    async fn look(daemon: &Daemon, warm: u32, processes: usize) -> Result<Self> {
         let quiet = |pool: &sandbox_sdk::v1::Pool| pool.warm == warm && pool.making == 0 && pool.claimed == 0;
         drop(daemon.until_pool("default", quiet).await);
-        let all = usize::try_from(warm)?;
-        harness::eventually("only warm sandboxes are left", || async {
-            (daemon.slot_dirs().len() <= all && daemon.sandbox_processes().len() <= all).then_some(())
-        })
+        harness::eventually(
+            "warm sandboxes are left, and what is ready for the next",
+            || async {
+                (daemon.sandbox_processes().len() == processes && daemon.slot_dirs().len() <= processes)
+                    .then_some(())
+            },
+        )
         .await;
         let process = daemon.process();
         let status = fs::read_to_string(format!("/proc/{}/status", process.pid))?;
@@ -62,10 +62,7 @@ impl Held {
             Ok(number.context("the kernel tells it")?.parse()?)
         };
         Ok(Self {
-            descriptors: process.descriptors(),
             threads: field("Threads:")?,
-            processes: daemon.sandbox_processes().len(),
-            directories: daemon.slot_dirs().len(),
             memory: field("VmRSS:")? * 1024,
             disk: size(&daemon.dir())?,
         })
@@ -75,11 +72,8 @@ impl Held {
     fn grown(self, before: Self, cycles: u64) -> Vec<String> {
         let rows = ROWS.min(cycles) * ROW_BYTES;
         let limits = [
-            ("descriptors", self.descriptors as u64, before.descriptors as u64),
             // tokio ends an idle thread after a while and starts one when it is needed.
             ("threads", self.threads, before.threads + 4),
-            ("processes", self.processes as u64, before.processes as u64),
-            ("directories", self.directories as u64, before.directories as u64),
             ("bytes of memory", self.memory, before.memory + rows + SLACK_BYTES),
             // Two segments of the journal and the store: they are reused, not added to.
             ("bytes on disk", self.disk, before.disk + (64 << 20)),
@@ -142,19 +136,23 @@ async fn all(daemon: &Daemon, total: u64, seen: &Arc<Mutex<BTreeSet<String>>>) -
     Ok(())
 }
 
-async fn soak(name: &str, setup: Setup, warm: u32, total: u64) -> Result<()> {
+async fn soak(name: &str, setup: Setup, warm: u32, blanks: u32, total: u64) -> Result<()> {
     let daemon = setup.warm(warm).log("warn").start().await;
+    let processes = usize::try_from(warm + blanks)?;
     let seen = Arc::default();
     all(&daemon, total / 10, &seen).await?;
-    let before = Held::look(&daemon, warm).await?;
+    let before = Held::look(&daemon, warm, processes).await?;
+    let counts = daemon.holds();
     println!("{name}: after {} cycles: {before:?}", total / 10);
     let from = Instant::now();
     all(&daemon, total, &seen).await?;
-    let after = Held::look(&daemon, warm).await?;
+    let after = Held::look(&daemon, warm, processes).await?;
     println!(
         "{name}: after {total} more, in {:.1} s: {after:?}",
         from.elapsed().as_secs_f64()
     );
+    // What this end has closed is closed there soon after.
+    daemon.holds_no_more_than(counts).await;
     let grown = after.grown(before, total);
     if !grown.is_empty() {
         bail!("{name}: {}\n{}", grown.join("; "), daemon.log());
@@ -174,10 +172,11 @@ async fn run(mut args: impl Iterator<Item = String>) -> Result<()> {
     }
     ensure!(stub + vms > 0, "nothing to do\n{USAGE}");
     if stub > 0 {
-        Box::pin(soak("stub", Setup::dev(), 8, stub)).await?;
+        Box::pin(soak("stub", Setup::dev(), 8, 0, stub)).await?;
     }
     if vms > 0 {
-        Box::pin(soak("qemu", Setup::qemu(), 2, vms)).await?;
+        // One QEMU process stands ready for the next clone (engine.blanks).
+        Box::pin(soak("qemu", Setup::qemu(), 2, 1, vms)).await?;
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Service `Claims`.
 
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::{HashMap, VecDeque},
     sync::Arc,
     time::Duration,
 };
@@ -315,7 +315,7 @@ struct Watcher {
     reader: Reader<SandboxId>,
     queue: VecDeque<Next>,
     /// Those that the reader was shown and that are not gone; a reader hears of their end though it fits no filter.
-    told: HashSet<SandboxId>,
+    told: HashMap<SandboxId, Mark>,
 }
 
 enum Next {
@@ -361,7 +361,7 @@ impl Watcher {
             filter,
             reader: desk.claims.sandboxes.read_feed(),
             queue: VecDeque::new(),
-            told: HashSet::new(),
+            told: HashMap::new(),
         }
     }
 
@@ -411,14 +411,39 @@ impl Watcher {
     fn tell(&mut self, sandbox: &Sandbox) -> Option<v1::Sandbox> {
         let shows = self.filter.shows(sandbox);
         let gone = sandbox.with_life(|life| matches!(life, Life::Gone { .. }));
-        let known = if shows && !gone {
-            self.told.insert(sandbox.id);
-            true
-        } else {
-            // It fitted before: the reader hears how it ended.
-            self.told.remove(&sandbox.id) && self.filter.may_see(sandbox)
-        };
-        (shows || known).then(|| self.filter.view(&self.desk, sandbox))
+        let before = self.told.remove(&sandbox.id);
+        // What fitted before is told too: the reader hears how it ended.
+        let owed = before.is_some() && self.filter.may_see(sandbox);
+        if !shows && !owed {
+            return None;
+        }
+        let view = self.filter.view(&self.desk, sandbox);
+        let mark = Mark::of(&view);
+        let is_news = before.as_ref() != Some(&mark);
+        if shows && !gone {
+            self.told.insert(sandbox.id, mark);
+        }
+        is_news.then_some(view)
+    }
+}
+
+/// By what a row that changed is told from one that did not: events may outnumber changes.
+#[derive(Debug, PartialEq)]
+struct Mark {
+    state: i32,
+    why: String,
+    expires_at: Option<prost_types::Timestamp>,
+    conditions: Vec<v1::Condition>,
+}
+
+impl Mark {
+    fn of(view: &v1::Sandbox) -> Self {
+        Self {
+            state: view.state,
+            why: view.why.clone(),
+            expires_at: view.expires_at,
+            conditions: view.conditions.clone(),
+        }
     }
 }
 
@@ -444,7 +469,7 @@ mod tests {
         let wish = Wish {
             states: states.map(i32::from).to_vec(),
             pools: vec![],
-            labels: std::collections::HashMap::new(),
+            labels: HashMap::new(),
             owner: None,
         };
         let filter = Filter::new(&desk, &ctx, wish).unwrap();

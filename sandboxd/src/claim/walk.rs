@@ -78,6 +78,14 @@ pub struct Granted {
     _receipt: Option<Written>,
 }
 
+#[cfg(test)]
+impl Granted {
+    /// Whether this answers a repeated request, whose receipt went to the first answer.
+    pub(super) const fn is_repetition(&self) -> bool {
+        self._receipt.is_none()
+    }
+}
+
 /// Why there is no claim.
 #[derive(Debug, thiserror::Error)]
 pub enum ClaimError {

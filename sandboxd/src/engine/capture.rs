@@ -6,7 +6,7 @@ use std::{
     io::{self, Read as _, Write as _},
     os::{fd::OwnedFd, unix::fs::PermissionsExt as _},
     path::{Path, PathBuf},
-    sync::{Arc, OnceLock},
+    sync::Arc,
 };
 
 use serde::{Deserialize, Serialize};
@@ -158,8 +158,6 @@ struct Inner {
     digest: Digest,
     manifest: CaptureManifest,
     loaded: OnceCell<Loaded>,
-    /// Why its content will never load.
-    unusable: OnceLock<String>,
 }
 
 /// Checked content, out of anybody's reach.
@@ -241,7 +239,6 @@ impl Capture {
             digest: manifest.digest(),
             manifest,
             loaded: OnceCell::new(),
-            unusable: OnceLock::new(),
         })))
     }
 
@@ -261,13 +258,6 @@ impl Capture {
     #[must_use]
     pub fn manifest(&self) -> &CaptureManifest {
         &self.0.manifest
-    }
-
-    /// Why it cannot be used after all, once a load has found that its content is not what its manifest says, or not of
-    /// this host: then it must be built anew.
-    #[must_use]
-    pub fn unusable(&self) -> Option<&str> {
-        self.0.unusable.get().map(String::as_str)
     }
 
     /// Whether it can run on this engine.
@@ -307,18 +297,7 @@ impl Capture {
                 })
             })
         };
-        let loaded = self.0.loaded.get_or_try_init(load).await;
-        if let Err(error) = &loaded {
-            match error {
-                // The first finding stands; a second one says the same.
-                CaptureError::Damaged { .. } | CaptureError::Stale(_) | CaptureError::Missing { .. } => {
-                    drop(self.0.unusable.set(error.to_string()));
-                }
-                // The host may be able to read it the next time.
-                CaptureError::Host { .. } => {}
-            }
-        }
-        loaded
+        self.0.loaded.get_or_try_init(load).await
     }
 
     fn load_blocking(&self) -> Result<Loaded, CaptureError> {

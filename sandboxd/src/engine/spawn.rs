@@ -346,11 +346,17 @@ pub(super) async fn reap(dir: Arc<SlotDir>, grace: Option<Duration>) -> Result<(
                 "its identity file is locked but says nothing".to_owned(),
             ));
         };
-        return match Housed::adopt(Arc::clone(&dir), identity, grace) {
-            Ok(housed) => housed.kill().await,
-            Err(EngineError::Gone { why }) => Err(unproven(&dir, why)),
-            Err(other) => Err(other),
-        };
+        match Housed::adopt(Arc::clone(&dir), identity, grace) {
+            Ok(housed) => return housed.kill().await,
+            // It may have ended since the first look: then nothing is left to be proved, and the lock has fallen.
+            Err(EngineError::Gone { why }) => {
+                let again = dir.look();
+                if again.map_or(true, |look| look.held) {
+                    return Err(unproven(&dir, why));
+                }
+            }
+            Err(other) => return Err(other),
+        }
     }
     if let Some(identity) = look.identity {
         // The lock falls a moment before the process can be reaped. After a reboot it may be a stranger's number: such

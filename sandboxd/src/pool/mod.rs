@@ -1,6 +1,6 @@
 //! The stock of warm sandboxes of one key: a monitor around pure numbers, and one refill driver for the node.
 //!
-//! [`core`] is the stock and the line, [`policy`] says how much stock there should be; both are pure. [`refill`] makes
+//! [`core`] is the stock and the line, [`policy`] says how much stock there should be; both are pure. `refill` makes
 //! and ends what the policy wants, woken by takes, deaths and news of room, never by a tick.
 //!
 //! May call: sandbox, template, agent, engine (captures), image (digests), journal, admission, config.
@@ -13,8 +13,6 @@ pub mod policy;
 
 #[cfg(test)]
 mod core_tests;
-#[cfg(test)]
-mod hindered_tests;
 mod monitor;
 #[cfg(test)]
 mod policy_tests;
@@ -22,6 +20,8 @@ mod pools;
 mod refill;
 #[cfg(test)]
 mod refill_tests;
+#[cfg(test)]
+mod rest_tests;
 mod spec;
 
 use std::{

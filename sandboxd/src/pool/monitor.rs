@@ -57,6 +57,8 @@ struct State {
     /// A task makes sure of the template.
     preparing: bool,
     template: Template,
+    /// What watchers were last woken for.
+    shown: PoolNumbers,
 }
 
 /// The template that all stock is of.
@@ -133,6 +135,7 @@ impl Pool {
                 spec,
                 preparing: false,
                 template: Template::Unseen,
+                shown: PoolNumbers::default(),
             }),
             pools,
         }
@@ -313,6 +316,7 @@ impl Pool {
     /// looked through; without, a pass costs the same whatever the stock holds.
     pub(super) fn plan(&self, may_begin: u32, died: bool) -> (Plan, Vec<Warm>) {
         let now = self.now();
+        let claimed = self.pools.0.sandboxes.claimed_from(&self.name);
         let mut state = self.lock();
         let dead = if died { state.core.sweep(now) } else { vec![] };
         let counts = state.core.counts();
@@ -331,12 +335,16 @@ impl Pool {
             target: state.policy.target(now),
             making: counts.making,
             waiting: counts.waiting,
-            claimed: 0,
+            claimed,
             parked: state.policy.parked().is_some(),
         };
+        let news = std::mem::replace(&mut state.shown, numbers) != numbers;
         drop(state);
-        let claimed = self.pools.0.sandboxes.claimed_from(&self.name);
-        self.gauges.show(PoolNumbers { claimed, ..numbers });
+        self.gauges.show(numbers);
+        if news {
+            // What was begun here, or has changed by time alone, nobody else tells.
+            self.pools.tell();
+        }
         drop(dead);
         (plan, surplus)
     }

@@ -262,7 +262,7 @@ impl Pools {
     }
 
     /// Whether stock may be taken: what a journal without room cannot record would be lost, one sandbox per try. While
-    /// it is full one claim in [`TRY_FULL_EVERY`] is let through, to see.
+    /// it is full one claim in `TRY_FULL_EVERY` is let through, to see.
     ///
     /// # Errors
     /// What the record of a claim would meet.

@@ -1,8 +1,8 @@
 //! The start: what the records say and what the host shows -> adopt, wind up, keep, reap.
 //!
-//! [`plan`] is pure. Every row is in the registry, and its slot held, before the first call is served. Claimed sandboxes
+//! [`plan()`] is pure. Every row is in the registry, and its slot held, before the first call is served. Claimed sandboxes
 //! are taken up first, many at a time, and the daemon serves once that is through; a mute one holds it up for
-//! [`PATIENCE`](take) at most. Warm ones come behind, by the checks that made them warm.
+//! `PATIENCE` at most. Warm ones come behind, by the checks that made them warm.
 //!
 //! May call: pool, sandbox, template, claim, journal, engine, admission.
 //! Never inside: a deletion on the word of something unreadable: unreadable is never empty.

@@ -124,8 +124,10 @@ async fn c13_the_later_of_two_rows_with_one_slot_has_it() {
         let mut old = row(earlier, 5, RowState::Ending);
         old.why = Some("released".into());
         (old.first_seq, old.seq) = (1, 9);
+        old.created_at = WallTime::from_micros(2);
         let mut new = row(later, 5, RowState::Quarantined);
         (new.first_seq, new.seq) = (2, 2);
+        new.created_at = WallTime::from_micros(1);
         let (_summary, later_ones) = take_up_all(&rooms, &state([old, new])).await;
         drop(later_ones);
         until(&rooms, earlier, v1::State::Gone).await;

@@ -199,6 +199,7 @@ impl Sandboxes {
     pub fn admit(&self, row: Adoptable, reservation: Reservation) -> Admitted {
         let id = row.birth.id;
         let actor = self.enter(row.birth, Some(reservation));
+        actor.sandbox.set_agent(row.agent);
         if let Life::Claimed(claim) = actor.sandbox.life() {
             self.means().reaper.set(id, None, claim.lease.until);
         }

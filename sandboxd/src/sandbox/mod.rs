@@ -1,6 +1,6 @@
 //! One life from intent to Gone: the registry of sandboxes, the task that owns each of them, and what may happen to it.
 //!
-//! A transition is applied in one place, [`Sandbox::apply`]: the sandbox's own lock is held while the pure table
+//! A transition is applied in one place, `Sandbox::apply`: the sandbox's own lock is held while the pure table
 //! ([`life`]) is asked, the record is appended and the new life is set, so that the order of records is the order of
 //! lives. The journal never calls out, hence that lock can wait for nobody but the page cache. One task per sandbox owns
 //! its machine and its link: end > VM exit > link loss > what is under way.

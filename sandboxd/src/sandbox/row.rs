@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use sandbox_protocol::id::SandboxId;
 
 use super::{
-    entry::Birth,
+    entry::{AgentFacts, Birth},
     life::{Claim, Life, Why, WhyKind},
 };
 use crate::{
@@ -21,6 +21,8 @@ pub struct Adoptable {
     pub(super) birth: Birth,
     /// Its process, to be proved before anything is done with it.
     pub identity: Identity,
+    /// What its agent said when it was warm; shown until it answers again.
+    pub(super) agent: AgentFacts,
 }
 
 impl Adoptable {
@@ -79,9 +81,18 @@ pub(super) fn birth(id: SandboxId, row: &SandboxRow, rebooted: Option<&Clock>) -
 pub fn adoptable(id: SandboxId, row: &SandboxRow) -> Option<Adoptable> {
     let birth = birth(id, row, None);
     let warmed = row.warmed.as_ref()?;
+    let agent = AgentFacts {
+        proto: warmed.proto,
+        version: warmed.agent_version.clone(),
+        pid: warmed.pid,
+    };
     let identity = Identity {
         pid: warmed.pid,
         started: warmed.started,
     };
-    matches!(birth.life, Life::Warm | Life::Claimed(_)).then(|| Adoptable { birth, identity })
+    matches!(birth.life, Life::Warm | Life::Claimed(_)).then(|| Adoptable {
+        birth,
+        identity,
+        agent,
+    })
 }

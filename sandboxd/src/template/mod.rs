@@ -137,7 +137,6 @@ impl Variant {
     /// Why it is not used; none: it is.
     #[must_use]
     pub fn stale(&self) -> Option<&str> {
-        let found = self.spoiled.as_deref().or(self.stale.as_deref());
-        found.or_else(|| self.capture.unusable())
+        self.spoiled.as_deref().or(self.stale.as_deref())
     }
 }

@@ -31,6 +31,8 @@ pub struct Daemon {
     /// It tells us here what it would tell systemd.
     news: UnixDatagram,
     running: Option<Running>,
+    /// It has served: what lies in its folder is its own, also where that is the test's.
+    served: bool,
 }
 
 #[derive(Debug)]
@@ -58,6 +60,7 @@ impl Daemon {
             home,
             news,
             running: None,
+            served: false,
         }
     }
 
@@ -158,6 +161,7 @@ impl Daemon {
         match ended.await {
             Some(status) => Err(status),
             None => {
+                self.served = true;
                 self.running = Some(Running {
                     out: BufReader::new(child.stdout.take().unwrap()),
                     child,
@@ -358,12 +362,19 @@ impl Drop for Daemon {
         if let Some(running) = self.running.take() {
             running.process.kill_now();
         }
+        if !self.served && self.setup.state_dir.is_some() {
+            // Another daemon's, who refused it.
+            return;
+        }
         for (process, group) in process::sandboxes(&self.dir()) {
             process.kill_now();
             // What the sandbox's programs left behind ends with its group, where there is one.
             if let Some(group) = &group {
                 process::end_group(group);
             }
+        }
+        for process in process::users_of(&self.dir()) {
+            process.kill_now();
         }
     }
 }

@@ -155,6 +155,31 @@ pub fn sandboxes(run_dir: &Path) -> Vec<(Process, Option<std::path::PathBuf>)> {
     found
 }
 
+/// Processes that work in a folder or have something of it open. Those that a daemon was starting when it was killed
+/// have said nothing of themselves yet.
+pub(crate) fn users_of(dir: &Path) -> Vec<Process> {
+    let own = std::process::id().to_string();
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc").unwrap().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let Ok(pid) = name.parse::<i32>() else { continue };
+        if name == own {
+            continue;
+        }
+        let works_there = fs::read_link(entry.path().join("cwd")).is_ok_and(|cwd| cwd.starts_with(dir));
+        if let Some(process) = Process::look(pid)
+            && (works_there
+                || process
+                    .open_files()
+                    .iter()
+                    .any(|file| Path::new(file).starts_with(dir)))
+        {
+            found.push(process);
+        }
+    }
+    found
+}
+
 /// Kills what is in a control group, waits until nothing is, and removes it with the groups below it. Gives up after a
 /// while: it is for clearing up.
 pub(crate) fn end_group(group: &Path) {
@@ -165,16 +190,19 @@ pub(crate) fn end_group(group: &Path) {
     let limit = Timespec::try_from(Duration::from_secs(10)).unwrap();
     loop {
         let mut text = String::new();
-        events.rewind().unwrap();
         // A group that is gone cannot be read.
-        let empty = events.read_to_string(&mut text).is_err() || text.contains("populated 0");
+        let read = events.rewind().and_then(|()| events.read_to_string(&mut text));
+        let empty = read.is_err() || text.contains("populated 0");
         // The kernel signals a change of this file as priority.
         let mut changed = [PollFd::new(&events, PollFlags::PRI)];
         if empty || !matches!(rustix::event::poll(&mut changed, Some(&limit)), Ok(1)) {
             break;
         }
     }
-    if let Err(error) = remove_group(group) {
+    // Whoever else clears up may have been first.
+    if let Err(error) = remove_group(group)
+        && group.exists()
+    {
         eprintln!("{} is left: {error}", group.display());
     }
 }

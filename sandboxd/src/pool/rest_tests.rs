@@ -1,4 +1,4 @@
-//! Refill that is hindered, over the fake engine: when it rests, and what wakes it.
+//! Refill over the fake engine: what it makes, when it rests, and what wakes it.
 
 use std::{sync::Arc, time::Duration};
 
