@@ -51,6 +51,33 @@ async fn c04_a_warm_guest_that_dies_is_replaced_and_never_handed_out() {
     }
 }
 
+/// The newest of the stock dies and is asked for in the same instant: the news of its death is still on its way.
+#[tokio::test]
+async fn c04_a_claim_overtakes_the_news_of_a_death() {
+    let daemon = Setup::stub().warm(2).start().await;
+    let client = daemon.client().await;
+    for round in 0..20 {
+        daemon.until_warm(2).await;
+        let rows = daemon.rows(&[State::Warm]).await;
+        for row in &rows {
+            let dying = process(row);
+            dying.signal(Signal::KILL);
+            dying.gone().await;
+            let sandbox = client.claim("default").await.unwrap();
+            assert_ne!(
+                sandbox.id(),
+                row.sandbox,
+                "a dead one was handed out in round {round}"
+            );
+            assert!(sandbox.exec(["true"]).output().await.unwrap().status.success());
+        }
+        for row in &rows {
+            // Handed out alive to the other's claim, or dead by its own death; in either case it ends.
+            daemon.until_state(&row.sandbox, State::Gone).await;
+        }
+    }
+}
+
 #[tokio::test]
 async fn c05_a_claimed_guest_that_dies_says_so_on_every_call() {
     let mut daemon = Setup::stub().warm(1).start().await;

@@ -30,5 +30,6 @@ mod types;
 pub use ask::version_of;
 pub use capture::{Capture, CaptureError, CaptureManifest, ImageRef, Stale};
 pub use error::EngineError;
+pub use process::Pulse;
 pub use traits::{BoxFuture, Engine, Machine};
 pub use types::{Captured, ExitReport, Facts, Found, Identity, Place, Port, PortName, Purpose};

@@ -21,7 +21,7 @@ use tokio::{
 use super::{
     EngineError, ExitReport, Identity, PortName,
     cgroup::{self, Cgroups},
-    process::{Process, Unborn},
+    process::{Process, Pulse, Unborn},
     slotdir::{CONSOLE, STDERR, SlotDir},
 };
 use crate::{
@@ -60,7 +60,7 @@ pub(super) struct Spec {
 /// A process in its run directory. Dropping it ends nothing.
 #[derive(Debug)]
 pub(super) struct Housed {
-    process: Process,
+    process: Arc<Process>,
     dir: Arc<SlotDir>,
     cgroup: Option<PathBuf>,
     ended: OnceCell<()>,
@@ -194,7 +194,7 @@ impl Nascent {
     pub(super) fn settle(self, grace: Option<Duration>) -> Result<Housed, EngineError> {
         let process = self.process.born().ok_or(EngineError::Stopped)?;
         Ok(Housed {
-            process,
+            process: Arc::new(process),
             dir: self.dir,
             cgroup: self.cgroup,
             ended: OnceCell::new(),
@@ -243,7 +243,7 @@ impl Housed {
             Process::find(identity).map_err(|error| EngineError::host("open the process", error))?;
         let process = process.ok_or_else(|| gone("its process has ended"))?;
         Ok(Self {
-            process,
+            process: Arc::new(process),
             dir,
             cgroup: look.cgroup,
             ended: OnceCell::new(),
@@ -264,8 +264,13 @@ impl Housed {
         Self::adopt(dir, identity, grace)
     }
 
-    pub(super) const fn identity(&self) -> Identity {
+    pub(super) fn identity(&self) -> Identity {
         self.process.identity()
+    }
+
+    /// Whether it lives, to be asked without this handle.
+    pub(super) fn pulse(&self) -> Pulse {
+        Pulse::of(&self.process)
     }
 
     /// Opens the host's end of a port.

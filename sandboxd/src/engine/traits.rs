@@ -3,7 +3,7 @@
 use std::{fmt, future::Future, io, path::Path, pin::Pin};
 
 use super::{
-    Capture, Captured, EngineError, ExitReport, Facts, Found, Identity, Place, Port, PortName, Purpose,
+    Capture, Captured, EngineError, ExitReport, Facts, Found, Identity, Place, Port, PortName, Pulse, Purpose,
 };
 use crate::{
     image::Image,
@@ -94,6 +94,9 @@ pub trait Machine: Send + Sync + fmt::Debug {
 
     /// Resolves when the machine has ended by itself or was killed, at once if it has already.
     fn exited(&self) -> BoxFuture<'_, ExitReport>;
+
+    /// Whether it lives, to be asked without this handle.
+    fn pulse(&self) -> Pulse;
 
     /// Stops the guest's processors.
     ///

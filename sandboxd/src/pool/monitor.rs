@@ -31,10 +31,12 @@ impl Stock for Warm {
         let sandbox = self.sandbox();
         if sandbox.is_ending() {
             Usable::Ending
-        } else if sandbox.heard_within(FRESH, now) {
-            Usable::Yes
-        } else {
+        } else if !sandbox.heard_within(FRESH, now) {
             Usable::Stale
+        } else if sandbox.is_dead() {
+            Usable::Ending
+        } else {
+            Usable::Yes
         }
     }
 }
@@ -200,7 +202,10 @@ impl Pool {
 
     /// What lay in a taker's way: a dead one ends by its own task, a stale one gets one short probe.
     fn let_go(self: &Arc<Self>, stale: Vec<Warm>, ending: Vec<Warm>) {
-        drop(ending);
+        for ending in ending {
+            // Of one that died just now its own task is about to hear, and knows better than we why it ended.
+            ending.leave();
+        }
         for stale in stale {
             let recheck = refill::recheck(self.pools.clone(), Arc::clone(self), stale);
             self.pools.0.tasks.spawn("recheck", recheck);

@@ -481,6 +481,7 @@ impl Actor {
         meter.done(RefillStep::Renew);
 
         let identity = machine.identity();
+        self.sandbox.set_pulse(machine.pulse());
         self.sandbox.set_agent(AgentFacts {
             proto: opened.proto,
             version: opened.hello.version.clone(),
@@ -561,6 +562,7 @@ impl Actor {
             means.paces.claimed
         });
         let pid = machine.identity().pid;
+        self.sandbox.set_pulse(machine.pulse());
         self.sandbox.set_agent(AgentFacts {
             proto: opened.proto,
             version: opened.hello.version,

@@ -20,6 +20,7 @@ use crate::{
     admission::Reservation,
     agent::Condition,
     clock::{Tick, WallTime},
+    engine::Pulse,
     journal::{AppendError, Written},
     link::Link,
     names::SlotNumber,
@@ -57,6 +58,7 @@ pub struct Sandbox {
     ending: AtomicBool,
     pub(super) wake: Notify,
     agent: OnceLock<AgentFacts>,
+    pulse: OnceLock<Pulse>,
     link: RwLock<Option<Link>>,
     /// Trouble that its agent told of, one of each name at most.
     conditions: Mutex<Vec<Condition>>,
@@ -132,6 +134,7 @@ impl Sandbox {
             life: Mutex::new(life),
             wake: Notify::new(),
             agent: OnceLock::new(),
+            pulse: OnceLock::new(),
             link: RwLock::new(None),
             conditions: Mutex::default(),
             place: Mutex::new(place),
@@ -174,6 +177,17 @@ impl Sandbox {
     pub(super) fn set_agent(&self, facts: AgentFacts) {
         // A second greeting of the same life says the same.
         drop(self.agent.set(facts));
+    }
+
+    pub(super) fn set_pulse(&self, pulse: Pulse) {
+        // One life has one process.
+        drop(self.pulse.set(pulse));
+    }
+
+    /// Whether its process has ended, though its own task may not have heard of that yet: one system call.
+    #[must_use]
+    pub fn is_dead(&self) -> bool {
+        self.pulse.get().is_some_and(Pulse::is_over)
     }
 
     pub(super) fn has_place(&self) -> bool {

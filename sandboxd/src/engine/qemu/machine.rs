@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     engine::{
-        BoxFuture, Captured, EngineError, ExitReport, Identity, Machine, Port, PortName,
+        BoxFuture, Captured, EngineError, ExitReport, Identity, Machine, Port, PortName, Pulse,
         capture::{RAM, STATE},
         ram,
         spawn::Housed,
@@ -129,6 +129,10 @@ impl Machine for QemuMachine {
 
     fn exited(&self) -> BoxFuture<'_, ExitReport> {
         Box::pin(self.exited())
+    }
+
+    fn pulse(&self) -> Pulse {
+        self.housed.pulse()
     }
 
     fn pause(&self) -> BoxFuture<'_, Result<(), EngineError>> {

@@ -19,8 +19,8 @@ use tokio_util::sync::CancellationToken;
 use super::faults::Fate;
 use crate::{
     engine::{
-        BoxFuture, Captured, EngineError, ExitReport, Identity, Machine, Port, PortName, slotdir::SlotDir,
-        spawn::Housed,
+        BoxFuture, Captured, EngineError, ExitReport, Identity, Machine, Port, PortName, Pulse,
+        slotdir::SlotDir, spawn::Housed,
     },
     sys,
     telemetry::GuestText,
@@ -147,6 +147,10 @@ impl Machine for ServedProcess {
         Box::pin(self.housed.exited())
     }
 
+    fn pulse(&self) -> Pulse {
+        self.housed.pulse()
+    }
+
     fn pause(&self) -> BoxFuture<'_, Result<(), EngineError>> {
         Box::pin(std::future::ready(Ok(())))
     }
@@ -225,6 +229,10 @@ impl Machine for InProcess {
             self.ended.cancelled().await;
             self.report()
         })
+    }
+
+    fn pulse(&self) -> Pulse {
+        Pulse::default()
     }
 
     fn pause(&self) -> BoxFuture<'_, Result<(), EngineError>> {

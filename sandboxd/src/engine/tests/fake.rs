@@ -19,7 +19,7 @@ use tokio::{
 use crate::{
     engine::{
         BoxFuture, Capture, Captured, Engine, EngineError, ExitReport, Facts, Found, Identity, Machine,
-        Place, Port, PortName, Purpose,
+        Place, Port, PortName, Pulse, Purpose,
     },
     image::Image,
     link::fake::greet,
@@ -229,6 +229,10 @@ impl Machine for FakeMachine {
                 console: GuestText::default(),
             }
         })
+    }
+
+    fn pulse(&self) -> Pulse {
+        Pulse::default()
     }
 
     fn pause(&self) -> BoxFuture<'_, Result<(), EngineError>> {
