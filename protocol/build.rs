@@ -7,6 +7,11 @@ use prost::Message as _;
 
 const FILES: &[&str] = &[
     "agent",
+    "run",
+    "processes",
+    "sessions",
+    "files",
+    "tools",
     "control",
     "claims",
     "pools",
@@ -37,6 +42,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     config.bytes(["."]);
     tonic_prost_build::configure()
         .build_transport(false)
+        // For those who stand in for a service in a test; `silkd/tests` proves that silkd itself serves every method.
+        .generate_default_stubs(true)
         .compile_fds_with_config(set, config)?;
     Ok(())
 }

@@ -70,6 +70,36 @@ pub const PATH: usize = 4095;
 pub const PROCESSES: usize = 1024;
 /// From a timeout signal to KILL, when none is asked for.
 pub const GRACE_DEFAULT_MS: u32 = 2_000;
+/// Terminals of a guest.
+pub const TTYS: usize = 64;
+/// Columns or rows of a terminal.
+pub const TTY_SIDE: u32 = 4096;
+/// Sessions of a guest.
+pub const SESSIONS: usize = 64;
+/// Watches of a guest, and the directories below all of them.
+pub const WATCHES: usize = 64;
+/// See [`WATCHES`].
+pub const WATCH_DIRECTORIES: usize = 65_536;
+/// Port forwards of a guest.
+pub const FORWARDS: usize = 128;
+/// Language servers of a guest.
+pub const LSP_SERVERS: usize = 16;
+/// Exited processes that a guest keeps.
+pub const EXITED_KEPT: usize = 4096;
+/// Log of a process when none is asked for, and the most.
+pub const LOG_DEFAULT: u64 = 1024 * 1024;
+/// See [`LOG_DEFAULT`].
+pub const LOG_MAX: u64 = 16 * 1024 * 1024;
+/// Each output of a Run when nothing is asked for, and the most.
+pub const RUN_OUTPUT_DEFAULT: u64 = 1024 * 1024;
+/// See [`RUN_OUTPUT_DEFAULT`].
+pub const RUN_OUTPUT_MAX: u64 = 8 * 1024 * 1024;
+/// All Runs of a guest together.
+pub const RUN_OUTPUT_ALL: u64 = 32 * 1024 * 1024;
+/// Text of one command of a session.
+pub const SESSION_COMMAND: usize = 1024 * 1024;
+/// One message of a language server's protocol.
+pub const LSP_MESSAGE: usize = 8 * 1024 * 1024;
 
 /// Agent protos that this build speaks.
 pub const PROTO_MIN: u32 = 1;

@@ -30,10 +30,10 @@ use sandbox_protocol::{
 use silkd::{
     agent, clock,
     gate::{Gate, Turn},
-    run::{ClaimDefaults, ExecCtx, ExecStream, RunConfig, Runner},
+    run::{ClaimDefaults, ExecCtx, RunConfig, Runner},
 };
 use tokio::net::{UnixListener, UnixStream};
-use tonic::{Request, Response, Status, Streaming, body::Body};
+use tonic::{Request, Response, Status, Streaming, body::Body, codegen::BoxStream};
 use tower_service::Service;
 
 type Failure = Box<dyn Error + Send + Sync>;
@@ -49,15 +49,17 @@ impl Agent for Served {
         Ok(Response::new(AgentInfoReply::default()))
     }
 
-    type ExecStream = ExecStream;
-
-    async fn exec(&self, request: Request<Streaming<ExecIn>>) -> Result<Response<ExecStream>, Status> {
+    async fn exec(
+        &self,
+        request: Request<Streaming<ExecIn>>,
+    ) -> Result<Response<BoxStream<sandbox_protocol::v1::ExecOut>>, Status> {
         let ctx = ExecCtx {
             gate: self.gate.permit()?,
             base_env: Arc::default(),
             claim: Arc::new(ClaimDefaults::default()),
         };
-        Box::pin(agent::exec::exec(&self.runner, ctx, request)).await
+        let stream = Box::pin(agent::exec::start(&self.runner, ctx, request.into_inner())).await?;
+        Ok(Response::new(Box::pin(stream)))
     }
 }
 

@@ -12,7 +12,9 @@ use sandbox_protocol::{
         exec_in, exec_out, exit,
     },
 };
-use tonic::{Request, Response, Status, Streaming, body::Body, server::NamedService as _};
+use tonic::{
+    Request, Response, Status, Streaming, body::Body, codegen::BoxStream, server::NamedService as _,
+};
 use tower_service::Service as _;
 
 use crate::link::Answer;
@@ -21,8 +23,6 @@ use crate::link::Answer;
 /// its arguments, whatever else is named exits 0.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Local;
-
-type Messages<T> = tokio_stream::Iter<std::vec::IntoIter<Result<T, Status>>>;
 
 impl Answer for Local {
     fn answer(
@@ -60,12 +60,10 @@ impl Agent for Local {
         }))
     }
 
-    type ExecStream = Messages<v1::ExecOut>;
-
     async fn exec(
         &self,
         request: Request<Streaming<v1::ExecIn>>,
-    ) -> Result<Response<Self::ExecStream>, Status> {
+    ) -> Result<Response<BoxStream<v1::ExecOut>>, Status> {
         let first = request.into_inner().message().await?.and_then(|first| first.m);
         let Some(exec_in::M::Start(v1::ExecStart {
             command: Some(command),
@@ -86,7 +84,7 @@ impl Agent for Local {
             ..v1::Exit::default()
         }));
         let messages: Vec<_> = out.into_iter().map(|m| Ok(v1::ExecOut { m: Some(m) })).collect();
-        Ok(Response::new(tokio_stream::iter(messages)))
+        Ok(Response::new(Box::pin(tokio_stream::iter(messages))))
     }
 }
 
@@ -158,13 +156,11 @@ impl AgentControl for Local {
         Ok(Response::new(v1::ControlSetClaimReply {}))
     }
 
-    type EventsStream = tokio_stream::Pending<Result<v1::ControlEvent, Status>>;
-
     async fn events(
         &self,
         _request: Request<v1::ControlEventsRequest>,
-    ) -> Result<Response<Self::EventsStream>, Status> {
-        Ok(Response::new(tokio_stream::pending()))
+    ) -> Result<Response<BoxStream<v1::ControlEvent>>, Status> {
+        Ok(Response::new(Box::pin(tokio_stream::pending())))
     }
 
     async fn power_off(

@@ -17,7 +17,7 @@ use sandbox_protocol::{
         agent_control_server::{AgentControl, AgentControlServer},
     },
 };
-use tonic::{Request, Response, Status, body::Body};
+use tonic::{Request, Response, Status, body::Body, codegen::BoxStream};
 use tonic_types::{ErrorDetails, StatusExt as _};
 
 use super::*;
@@ -202,12 +202,10 @@ impl AgentControl for Shared {
         Err(refusal())
     }
 
-    type EventsStream = tokio_stream::Iter<std::vec::IntoIter<Result<v1::ControlEvent, Status>>>;
-
     async fn events(
         &self,
         _: Request<v1::ControlEventsRequest>,
-    ) -> Result<Response<Self::EventsStream>, Status> {
+    ) -> Result<Response<BoxStream<v1::ControlEvent>>, Status> {
         use v1::control_event::Event;
         let events = [
             None,
@@ -218,7 +216,7 @@ impl AgentControl for Shared {
             .into_iter()
             .map(|event| Ok(v1::ControlEvent { event }))
             .collect();
-        Ok(Response::new(tokio_stream::iter(events)))
+        Ok(Response::new(Box::pin(tokio_stream::iter(events))))
     }
 
     async fn power_off(

@@ -73,12 +73,10 @@ impl v1::claims_server::Claims for ClaimsService {
         answer(&ctx, list(&self.0, &ctx, request.into_inner()))
     }
 
-    type WatchStream = Boxed<v1::ClaimsWatchReply>;
-
     async fn watch(
         &self,
         request: Request<v1::ClaimsWatchRequest>,
-    ) -> Result<Response<Self::WatchStream>, Status> {
+    ) -> Result<Response<Boxed<v1::ClaimsWatchReply>>, Status> {
         let ctx = self.0.ctx(&request);
         answer(&ctx, watch(&self.0, &ctx, request.into_inner()))
     }

@@ -62,12 +62,10 @@ impl v1::pools_server::Pools for PoolsService {
         answer(&ctx, delete(&self.0, &ctx, request.get_ref()).await)
     }
 
-    type WatchStream = Boxed<v1::PoolsWatchReply>;
-
     async fn watch(
         &self,
         request: Request<v1::PoolsWatchRequest>,
-    ) -> Result<Response<Self::WatchStream>, Status> {
+    ) -> Result<Response<Boxed<v1::PoolsWatchReply>>, Status> {
         let desk = &self.0;
         let ctx = desk.ctx(&request);
         let look = Look::new(desk, &ctx, &request.get_ref().pools);

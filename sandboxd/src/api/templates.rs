@@ -31,12 +31,10 @@ pub(super) struct TemplatesService(pub(super) Desk);
 
 #[tonic::async_trait]
 impl v1::templates_server::Templates for TemplatesService {
-    type BuildStream = Boxed<v1::TemplatesBuildReply>;
-
     async fn build(
         &self,
         request: Request<v1::TemplatesBuildRequest>,
-    ) -> Result<Response<Self::BuildStream>, Status> {
+    ) -> Result<Response<Boxed<v1::TemplatesBuildReply>>, Status> {
         let ctx = self.0.ctx(&request);
         answer(&ctx, build(&self.0, &ctx, &request.into_inner()))
     }

@@ -313,9 +313,7 @@ impl claims_server::Claims for Service {
         }))
     }
 
-    type WatchStream = Events<v1::ClaimsWatchReply>;
-
-    async fn watch(&self, request: Request<v1::ClaimsWatchRequest>) -> Reply<Self::WatchStream> {
+    async fn watch(&self, request: Request<v1::ClaimsWatchRequest>) -> Reply<Events<v1::ClaimsWatchReply>> {
         self.begin("watch", &request).await?;
         use v1::claims_watch_reply::Event;
         let events = [
@@ -347,9 +345,7 @@ impl pools_server::Pools for Service {
         Ok(Response::new(v1::PoolsDeleteReply {}))
     }
 
-    type WatchStream = Events<v1::PoolsWatchReply>;
-
-    async fn watch(&self, request: Request<v1::PoolsWatchRequest>) -> Reply<Self::WatchStream> {
+    async fn watch(&self, request: Request<v1::PoolsWatchRequest>) -> Reply<Events<v1::PoolsWatchReply>> {
         self.begin("pools.watch", &request).await?;
         use v1::pools_watch_reply::Event;
         let events = [
@@ -366,9 +362,10 @@ impl pools_server::Pools for Service {
 
 #[tonic::async_trait]
 impl templates_server::Templates for Service {
-    type BuildStream = Events<v1::TemplatesBuildReply>;
-
-    async fn build(&self, request: Request<v1::TemplatesBuildRequest>) -> Reply<Self::BuildStream> {
+    async fn build(
+        &self,
+        request: Request<v1::TemplatesBuildRequest>,
+    ) -> Reply<Events<v1::TemplatesBuildReply>> {
         self.begin("templates.build", &request).await?;
         use v1::templates_build_reply::Event;
         let step = |kind: v1::build_step::Kind| {
@@ -587,9 +584,7 @@ impl agent_server::Agent for Service {
         }))
     }
 
-    type ExecStream = Events<v1::ExecOut>;
-
-    async fn exec(&self, request: Request<Streaming<v1::ExecIn>>) -> Reply<Self::ExecStream> {
+    async fn exec(&self, request: Request<Streaming<v1::ExecIn>>) -> Reply<Events<v1::ExecOut>> {
         self.begin("exec", &request).await?;
         let mut input = request.into_inner();
         let Some(v1::ExecIn {

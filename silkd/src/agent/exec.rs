@@ -1,11 +1,14 @@
 //! Exec: the first message decides, the rest is `run`'s.
 
+use std::sync::Arc;
+
 use sandbox_protocol::{
     reason::Reason,
     v1::{ExecIn, exec_in::M},
 };
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Status, Streaming};
 
+use super::Parts;
 use crate::{
     refusal::Refusal,
     run::{ExecCtx, ExecStream, Runner},
@@ -14,13 +17,20 @@ use crate::{
 /// Answers one Exec. Cancel safe: dropped, it leaves nothing running.
 ///
 /// # Errors
+/// Those of [`start`].
+pub async fn exec(parts: Arc<Parts>, ctx: ExecCtx, input: Streaming<ExecIn>) -> Result<ExecStream, Status> {
+    start(&parts.control.runner, ctx, input).await
+}
+
+/// Reads the start and begins. Cancel safe: dropped, it leaves nothing running.
+///
+/// # Errors
 /// `INVALID_COMMAND` when the call does not begin with a start, and the reasons of [`Runner::exec`].
-pub async fn exec(
+pub async fn start(
     runner: &Runner,
     ctx: ExecCtx,
-    request: Request<Streaming<ExecIn>>,
-) -> Result<Response<ExecStream>, Status> {
-    let mut input = request.into_inner();
+    mut input: Streaming<ExecIn>,
+) -> Result<ExecStream, Status> {
     let no_start = || {
         Refusal::new(
             Reason::InvalidCommand,
@@ -31,5 +41,5 @@ pub async fn exec(
     let Some(M::Start(start)) = first else {
         return Err(no_start().into());
     };
-    Ok(Response::new(runner.exec(ctx, start, input).await?))
+    Ok(runner.exec(ctx, start, input).await?)
 }

@@ -3,9 +3,9 @@
 //! May call: clock, control/*, events, refusal.
 //! Never inside: a change of how the guest stands.
 
-use std::{pin::Pin, time::Duration};
+use std::time::Duration;
 
-use futures_util::{Stream, StreamExt as _};
+use futures_util::StreamExt as _;
 use sandbox_protocol::{
     reason::Reason,
     v1::{
@@ -17,7 +17,7 @@ use sandbox_protocol::{
     },
 };
 use tokio::sync::oneshot;
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, codegen::BoxStream};
 
 use super::{Control, actor::Order, order};
 use crate::{clock, events, refusal::Refusal};
@@ -116,12 +116,10 @@ impl AgentControl for Control {
         Ok(Response::new(ControlSetClaimReply {}))
     }
 
-    type EventsStream = Pin<Box<dyn Stream<Item = Result<ControlEvent, Status>> + Send>>;
-
     async fn events(
         &self,
         _request: Request<ControlEventsRequest>,
-    ) -> Result<Response<Self::EventsStream>, Status> {
+    ) -> Result<Response<BoxStream<ControlEvent>>, Status> {
         // Subscribed first: a change in between is told twice rather than never.
         let news = self.parts.events.subscribe();
         let now = self.parts.conditions.list().into_iter();

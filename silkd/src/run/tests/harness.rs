@@ -29,14 +29,14 @@ use sandbox_protocol::{
 };
 use tokio::{io::Interest, sync::mpsc};
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Response, Status, Streaming, body::Body};
+use tonic::{Request, Response, Status, Streaming, body::Body, codegen::BoxStream};
 use tonic_types::StatusExt as _;
 use tower_service::Service;
 
 use crate::{
     agent,
     gate::{Gate, Turn},
-    run::{ClaimDefaults, ExecCtx, ExecStream, RunConfig, Runner},
+    run::{ClaimDefaults, ExecCtx, RunConfig, Runner},
     sys, tasks,
 };
 
@@ -73,15 +73,17 @@ impl Agent for Served {
         Ok(Response::new(AgentInfoReply::default()))
     }
 
-    type ExecStream = ExecStream;
-
-    async fn exec(&self, request: Request<Streaming<ExecIn>>) -> Result<Response<ExecStream>, Status> {
+    async fn exec(
+        &self,
+        request: Request<Streaming<ExecIn>>,
+    ) -> Result<Response<BoxStream<ExecOut>>, Status> {
         let ctx = ExecCtx {
             gate: self.gate.permit()?,
             base_env: Arc::default(),
             claim: self.claim.clone(),
         };
-        agent::exec::exec(&self.runner, ctx, request).await
+        let stream = agent::exec::start(&self.runner, ctx, request.into_inner()).await?;
+        Ok(Response::new(Box::pin(stream)))
     }
 }
 
