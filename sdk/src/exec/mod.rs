@@ -281,7 +281,7 @@ impl Exit {
         self.how == How::Code(0) && !self.timed_out
     }
 
-    fn read(exit: v1::Exit, host_work: Option<Work>) -> Result<Self, Error> {
+    pub(crate) fn read(exit: v1::Exit, host_work: Option<Work>) -> Result<Self, Error> {
         let how = match exit.how {
             Some(v1::exit::How::Code(code)) => How::Code(code),
             Some(v1::exit::How::Signal(signal)) => How::Signal(signal),
