@@ -1,6 +1,8 @@
 //! The library against a daemon that answers by script.
 #![expect(clippy::unwrap_used, clippy::disallowed_methods, reason = "tests")]
 
+#[path = "client/guest.rs"]
+mod guest;
 mod support;
 
 use std::{sync::Arc, time::Duration};
