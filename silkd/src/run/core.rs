@@ -28,6 +28,7 @@ use super::{
     command::Plan,
     job::{Ended, Job},
     output::Output,
+    pty::{Pty, Screen},
     shared::lost,
     spawn::Order,
 };
@@ -43,6 +44,8 @@ pub(super) struct Ends {
     pub(super) stdin: bool,
     /// One pipe for both outputs.
     pub(super) merge: bool,
+    /// A terminal for all of them instead; what is typed reaches it whatever `stdin` says.
+    pub(super) tty: Option<Screen>,
 }
 
 /// A program and our ends of its outputs. Dropped before the exit was told, it ends the whole tree.
@@ -112,6 +115,7 @@ impl Core {
         let order = Order {
             plan,
             wires,
+            tty: ends.tty.is_some(),
             job: job.clone(),
             reply,
         };
@@ -134,6 +138,17 @@ impl Core {
         ends: Ends,
     ) -> Result<(Vec<Wire>, Option<AsyncFd<OwnedFd>>), Refusal> {
         let copy = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 3).map_err(no_descriptor);
+        let numbered = |fds: [OwnedFd; 3]| {
+            let wires = fds.into_iter().zip(0 as c_int..);
+            wires.map(|(from, at)| Wire { from, at }).collect()
+        };
+        if let Some(screen) = ends.tty {
+            let pty = Pty::open(shared.ttys(), screen)?;
+            let wires = numbered([copy(&pty.terminal)?, copy(&pty.terminal)?, pty.terminal]);
+            self.job.has_terminal();
+            self.outputs.push(Output::of_tty(pty.output, pty.seat));
+            return Ok((wires, Some(pty.input)));
+        }
         let (stdin, read_by_it) = match ends.stdin {
             true => pipe(false).map(|(ours, theirs)| (Some(ours), theirs))?,
             false => (None, copy(shared.null())?),
@@ -148,9 +163,7 @@ impl Core {
                 theirs
             }
         };
-        let fds = [read_by_it, written_by_it, errors].into_iter();
-        let wires = fds.zip(0 as c_int..).map(|(from, at)| Wire { from, at });
-        Ok((wires.collect(), stdin))
+        Ok((numbered([read_by_it, written_by_it, errors]), stdin))
     }
 
     /// The program's entry.
@@ -244,7 +257,7 @@ impl Core {
 impl Drop for Core {
     fn drop(&mut self) {
         if !self.told {
-            self.job.abandon();
+            self.job.forsake();
         }
     }
 }

@@ -43,6 +43,7 @@ pub(super) async fn run(
         let ends = Ends {
             stdin: false,
             merge: true,
+            tty: None,
         };
         Core::start(shared, wanted.plan, ends, job).await
     };

@@ -49,6 +49,8 @@ struct State {
     /// Why the whole tree has to end, whatever `keep` says.
     doom: Option<Doom>,
     timed_out: bool,
+    /// It was given a controlling terminal.
+    terminal: bool,
     /// We sent KILL.
     killed_by_us: bool,
     descendants_killed: u32,
@@ -62,6 +64,8 @@ struct State {
 enum Doom {
     TimedOut,
     Abandoned,
+    /// Its terminal is gone, which it was told: it is abandoned when it had time for that.
+    HungUp,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -128,6 +132,7 @@ impl Job {
             oom_kills: shared.oom_kills(),
             doom: None,
             timed_out: false,
+            terminal: false,
             killed_by_us: false,
             descendants_killed: 0,
             failed: None,
@@ -190,7 +195,7 @@ impl Job {
         let mut state = self.lock();
         state.cloned = Some(clock::since_boot());
         match (&state.doom, &state.hold) {
-            (Some(Doom::Abandoned | Doom::TimedOut), _) => Err(()),
+            (Some(Doom::Abandoned | Doom::TimedOut | Doom::HungUp), _) => Err(()),
             (None, Hold::Leaf(leaf)) => Ok(Some(leaf.dir())),
             (None, Hold::Session | Hold::Gone) => Ok(None),
         }
@@ -235,7 +240,7 @@ impl Job {
                 (members, members > 0)
             }
         };
-        if populated && !keep {
+        if populated && !keep && !matches!(state.doom, Some(Doom::HungUp)) {
             if !state.killed_by_us {
                 state.descendants_killed = u32::try_from(members).unwrap_or(u32::MAX);
             }
@@ -336,14 +341,41 @@ impl Job {
         self.kill_tree(&mut state);
     }
 
-    /// As [`abandon`](Self::abandon), and the stream ends with this.
-    pub(super) fn fail(&self, refusal: Refusal) {
+    /// It has a terminal.
+    pub(super) fn has_terminal(&self) {
+        self.lock().terminal = true;
+    }
+
+    /// Its caller is gone: [`abandon`](Self::abandon), but with a terminal as whoever sits at one expects it: SIGHUP,
+    /// and time to act on it.
+    pub(super) fn forsake(self: &Arc<Self>) {
         let mut state = self.lock();
-        state.doom = Some(Doom::Abandoned);
+        match (state.terminal, state.phase, state.doom) {
+            (true, Phase::Running, None | Some(Doom::TimedOut)) => {
+                state.doom = Some(Doom::HungUp);
+                self.signal_tree(&mut state, Signal::HUP);
+                // Who is stopped learns of it too.
+                self.signal_tree(&mut state, Signal::CONT);
+                drop(state);
+                self.shared.chores.add(Chore::HungUp(self.clone()));
+            }
+            (true, Phase::Running, Some(Doom::HungUp)) => {}
+            (true, Phase::Running, Some(Doom::Abandoned))
+            | (true, Phase::Starting | Phase::Ended(_), _)
+            | (false, _, _) => {
+                state.doom = Some(Doom::Abandoned);
+                self.kill_tree(&mut state);
+            }
+        }
+    }
+
+    /// As [`forsake`](Self::forsake), and the stream ends with this.
+    pub(super) fn fail(self: &Arc<Self>, refusal: Refusal) {
+        let mut state = self.lock();
         state.failed = Some(refusal);
-        self.kill_tree(&mut state);
         let waker = state.waker.take();
         drop(state);
+        self.forsake();
         waker.into_iter().for_each(Waker::wake);
     }
 

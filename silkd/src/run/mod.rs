@@ -22,6 +22,7 @@ mod input;
 mod job;
 mod leaf;
 mod output;
+mod pty;
 mod runner;
 mod shared;
 mod spawn;

@@ -4,3 +4,4 @@ mod ends;
 mod harness;
 mod starts;
 mod streams;
+mod terminal;
