@@ -14,12 +14,10 @@ use tokio::task::JoinHandle;
 use tonic::{Status, Streaming};
 
 use super::{
-    ExecCtx, Job, Kind, Shared,
+    ExecCtx, Job, Shared,
     command::{self, Plan, Timeout},
-    core::{Core, Ends, Event},
-    entry::micros,
+    core::{Core, Ends, Event, micros},
     input::{self, Source},
-    job::Birth,
 };
 use crate::{
     clock,
@@ -86,12 +84,7 @@ fn prepare(shared: &Arc<Shared>, ctx: ExecCtx, mut first: ExecStart) -> Result<R
             merge: wanted.merge,
         },
         asleep: Box::pin(ctx.gate.hibernated()),
-        job: shared.admit(Birth {
-            kind: Kind::Exec,
-            argv: wanted.argv,
-            uid: wanted.uid,
-            keep: wanted.keep,
-        })?,
+        job: shared.admit(wanted.name, wanted.keep)?,
         plan: wanted.plan,
         timeout: wanted.timeout,
         permit: ctx.gate,
@@ -164,9 +157,8 @@ impl ExecStream {
         match event {
             Event::Stdout(data) => M::Stdout(chunk(data)),
             Event::Stderr(data) => M::Stderr(chunk(data)),
-            Event::Exit(record) => {
+            Event::Exit(mut exit) => {
                 self.told = Told::All;
-                let mut exit = record.on_the_wire();
                 exit.work = self.trace.map(|trace| self.work(trace, &exit));
                 M::Exit(exit)
             }
