@@ -10,7 +10,9 @@ use sandbox_protocol::{
 };
 
 use super::{
-    ClaimDefaults, env,
+    ClaimDefaults,
+    entry::{ARGV_LIVE, Argv},
+    env,
     pty::{self, Screen},
     strings::Strings,
     users::User,
@@ -20,8 +22,6 @@ use crate::{
     sys::{self, Ids},
 };
 
-/// Bytes of `argv[0]` that are kept to name a program by.
-const NAME: usize = 256;
 const KILL: i32 = 9;
 
 /// A program, ready to be started.
@@ -36,6 +36,8 @@ pub(super) struct Plan {
     /// The default was taken: `/` will do where it is missing.
     pub(super) cwd_or_root: bool,
     pub(super) ids: Option<Ids>,
+    /// Its standard input is to be its controlling terminal.
+    pub(super) terminal: bool,
 }
 
 /// When a program's time is over, and how it ends then.
@@ -50,8 +52,9 @@ pub(super) struct Timeout {
 #[derive(Debug)]
 pub(super) struct Wanted {
     pub(super) plan: Plan,
-    /// What it is called where it is listed.
-    pub(super) name: Box<[u8]>,
+    /// What is shown of it where it is listed.
+    pub(super) argv: Argv,
+    pub(super) uid: u32,
     pub(super) merge: bool,
     pub(super) keep: bool,
     pub(super) tty: Option<Screen>,
@@ -128,7 +131,11 @@ pub(super) fn plan(
         }
     };
     Ok(Wanted {
-        name: program.iter().copied().take(NAME).collect(),
+        argv: Argv::pack(&command.argv, ARGV_LIVE),
+        uid: user
+            .ids
+            .as_ref()
+            .map_or_else(|| rustix::process::geteuid().as_raw(), |ids| ids.uid),
         merge: command.merge_output,
         keep,
         tty,
@@ -140,6 +147,7 @@ pub(super) fn plan(
             cwd,
             cwd_or_root,
             ids: user.ids,
+            terminal: tty.is_some(),
         },
     })
 }

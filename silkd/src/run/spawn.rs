@@ -28,8 +28,6 @@ pub(super) struct Order {
     pub(super) plan: Plan,
     /// Descriptors of the program, standard ones and others alike.
     pub(super) wires: Vec<Wire>,
-    /// The first of them is to be its controlling terminal.
-    pub(super) tty: bool,
     pub(super) job: Arc<Job>,
     pub(super) reply: oneshot::Sender<Result<(), Refusal>>,
 }
@@ -48,11 +46,10 @@ pub(super) fn serve(mut orders: mpsc::Receiver<Order>, mut stack: Stack, manner:
         let Order {
             plan,
             wires,
-            tty,
             job,
             reply,
         } = order;
-        let started = start(&mut stack, manner, &plan, (&wires, tty), &job);
+        let started = start(&mut stack, manner, &plan, &wires, &job);
         // Our copies go before anybody learns of the start, so that an end of file is one.
         drop(wires);
         // Nobody waits: the job was given up, which it knows by itself.
@@ -64,7 +61,7 @@ fn start(
     stack: &mut Stack,
     manner: Manner,
     plan: &Plan,
-    (wires, tty): (&[Wire], bool),
+    wires: &[Wire],
     job: &Arc<Job>,
 ) -> Result<(), Refusal> {
     let Ok(cgroup) = job.birthplace() else {
@@ -81,7 +78,10 @@ fn start(
         cwd,
         cwd_or_root: plan.cwd_or_root,
         wires,
-        tty: wires.first().filter(|_| tty).map(|wire| wire.from.as_fd()),
+        tty: wires
+            .first()
+            .filter(|_| plan.terminal)
+            .map(|wire| wire.from.as_fd()),
         ids: plan.ids.as_ref(),
         plain: manner.plain,
         ignored: manner.ignored,
