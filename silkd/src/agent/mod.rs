@@ -1,6 +1,6 @@
 //! `Agent`: what a claimer uses. Decode, call, map the error.
 //!
-//! May call: agent/*, clock, control, gate, refusal, run.
+//! May call: agent/*, clock, control, fs, gate, refusal, run.
 //! Never inside: work of its own.
 //! Cancel safety: a call that is dropped drops its stream's guard, which acts at once.
 
@@ -18,13 +18,18 @@ use std::{sync::Arc, time::Duration};
 
 use sandbox_protocol::v1::EnvVar;
 
-use crate::control::{Facts, Parts as ControlParts};
+use crate::{
+    control::{Facts, Parts as ControlParts},
+    fs::Files,
+};
 
 /// What the service is made of.
 #[derive(Debug, Clone)]
 pub struct Parts {
     /// Shared with control.
     pub control: ControlParts,
+    /// Files.
+    pub files: Files,
     /// The image's environment.
     pub base_env: Arc<Vec<EnvVar>>,
     /// False in test mode.
