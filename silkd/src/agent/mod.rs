@@ -1,6 +1,6 @@
 //! `Agent`: what a claimer uses. Decode, call, map the error.
 //!
-//! May call: agent/*, clock, control, fs, gate, refusal, run.
+//! May call: agent/*, clock, control, fs, gate, refusal, relay, run.
 //! Never inside: work of its own.
 //! Cancel safety: a call that is dropped drops its stream's guard, which acts at once.
 
@@ -21,6 +21,7 @@ use sandbox_protocol::v1::EnvVar;
 use crate::{
     control::{Facts, Parts as ControlParts},
     fs::Files,
+    relay::Relay,
 };
 
 /// What the service is made of.
@@ -32,6 +33,8 @@ pub struct Parts {
     pub files: Files,
     /// The image's environment.
     pub base_env: Arc<Vec<EnvVar>>,
+    /// The forwards that are open.
+    pub relay: Relay,
     /// False in test mode.
     pub pid1: bool,
     /// When silkd started, since the machine's boot.
