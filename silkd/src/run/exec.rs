@@ -14,10 +14,12 @@ use tokio::task::JoinHandle;
 use tonic::{Status, Streaming};
 
 use super::{
-    ExecCtx, Job, Shared,
+    ExecCtx, Job, Kind, Shared,
     command::{self, Plan, Timeout},
-    core::{Core, Ends, Event, micros},
-    input::{self, Source},
+    core::{Core, Ends, Event},
+    entry::micros,
+    input::{self, Source, Stdin},
+    job::Birth,
 };
 use crate::{
     clock,
@@ -82,9 +84,15 @@ fn prepare(shared: &Arc<Shared>, ctx: ExecCtx, mut first: ExecStart) -> Result<R
         ends: Ends {
             stdin: first.stdin,
             merge: wanted.merge,
+            tty: wanted.tty,
         },
         asleep: Box::pin(ctx.gate.hibernated()),
-        job: shared.admit(wanted.name, wanted.keep)?,
+        job: shared.admit(Birth {
+            kind: Kind::Exec,
+            argv: wanted.argv,
+            uid: wanted.uid,
+            keep: wanted.keep,
+        })?,
         plan: wanted.plan,
         timeout: wanted.timeout,
         permit: ctx.gate,
@@ -112,6 +120,10 @@ pub(super) async fn exec(
         seat,
     } = prepare(&shared, ctx, first)?;
     let (core, stdin) = Core::start(&shared, plan, ends, job.clone()).await?;
+    let stdin = match ends.tty {
+        Some(_screen) => Stdin::terminal(stdin, ends.stdin),
+        None => Stdin::pipe(stdin),
+    };
     // Most clients have closed their half by now; then no task is needed for it.
     let source = match input.message().now_or_never() {
         Some(Ok(None)) => Source::over(),
@@ -119,7 +131,7 @@ pub(super) async fn exec(
         Some(Err(status)) => return Err(input::broken(&status)),
         None => Source::open(None, input),
     };
-    let pump = (!source.is_over() || timeout.is_some())
+    let pump = (!source.is_over() || stdin.has_more() || timeout.is_some())
         .then(|| tasks::spawn(input::pump(job, source, stdin, timeout)));
     Ok(ExecStream {
         core,
@@ -157,8 +169,9 @@ impl ExecStream {
         match event {
             Event::Stdout(data) => M::Stdout(chunk(data)),
             Event::Stderr(data) => M::Stderr(chunk(data)),
-            Event::Exit(mut exit) => {
+            Event::Exit(record) => {
                 self.told = Told::All;
+                let mut exit = record.on_the_wire();
                 exit.work = self.trace.map(|trace| self.work(trace, &exit));
                 M::Exit(exit)
             }

@@ -9,8 +9,9 @@ use bytes::Bytes;
 use sandbox_protocol::v1::{Command, EnvVar, exit::How};
 
 use super::{
-    ClaimDefaults, HookEnd, HookOutcome, RunError, Shared, command,
+    ClaimDefaults, HookEnd, HookOutcome, Kind, RunError, Shared, command,
     core::{Core, Ends, Event},
+    job::Birth,
 };
 use crate::{refusal::Refusal, sys};
 
@@ -39,12 +40,18 @@ pub(super) async fn run(
     let started = async {
         let user = shared.users().resolve(b"")?;
         let wanted = command::plan(&command, &[], &ClaimDefaults::default(), user)?;
-        let job = shared.admit(wanted.name, wanted.keep)?;
+        let job = shared.admit(Birth {
+            kind: Kind::Exec,
+            argv: wanted.argv,
+            uid: wanted.uid,
+            keep: wanted.keep,
+        })?;
         let ends = Ends {
             stdin: false,
             merge: true,
+            tty: None,
         };
-        Core::start(shared, wanted.plan, ends, job).await
+        Box::pin(Core::start(shared, wanted.plan, ends, job)).await
     };
     let over = tokio::time::sleep(timeout);
     tokio::pin!(over);
@@ -55,7 +62,7 @@ pub(super) async fn run(
             biased;
             event = poll_fn(|cx| core.poll(cx)) => match event.map_err(failed)? {
                 Event::Stdout(bytes) | Event::Stderr(bytes) => keep_last(&mut tail, &bytes),
-                Event::Exit(exit) => break exit,
+                Event::Exit(record) => break record.on_the_wire(),
             },
             () = &mut over, if !over.is_elapsed() => {
                 if let Some(kill) = sys::signal(KILL) {

@@ -1,6 +1,8 @@
 //! Exec as a client sees it: the generated client and server over an in-process HTTP/2 connection, real programs.
 
+mod children;
 mod ends;
 mod harness;
 mod starts;
 mod streams;
+mod terminal;
