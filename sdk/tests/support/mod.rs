@@ -21,7 +21,7 @@ use tokio::{
     runtime::Runtime,
     sync::{Notify, mpsc, watch},
 };
-use tokio_stream::{Stream, StreamExt as _, wrappers::UnixListenerStream};
+use tokio_stream::{Stream, wrappers::UnixListenerStream};
 use tonic::{Request, Response, Status, Streaming, metadata::MetadataMap};
 use tonic_types::{ErrorDetails, StatusExt as _};
 

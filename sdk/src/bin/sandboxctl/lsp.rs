@@ -1,11 +1,11 @@
 //! `lsp`: a guest's language server on stdin and stdout, as an editor starts one.
 
-use std::{ffi::OsString, io, os::unix::ffi::OsStringExt as _, time::Duration};
+use std::{ffi::OsString, io, os::unix::ffi::OsStringExt as _, pin::pin, time::Duration};
 
 use bytes::Bytes;
 use clap::Args;
 use futures_util::{SinkExt as _, StreamExt as _};
-use sandbox_sdk::LspStream;
+use sandbox_sdk::{ErrorKind, LspStream};
 use tokio::io::{
     AsyncBufRead, AsyncBufReadExt as _, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, BufReader,
 };
@@ -23,6 +23,9 @@ use crate::{
 const HEADER: u64 = 4096;
 /// Bytes of one message, as the guest allows.
 const MESSAGE: usize = 8 * 1024 * 1024;
+
+/// From the editor's end to ours, if the server does not end.
+const LAST_WORDS: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct LspArgs {
@@ -71,17 +74,15 @@ pub(crate) async fn lsp(reach: &Reach, args: LspArgs) -> Result<(), Fault> {
     Box::pin(relay(stream)).await
 }
 
+/// When the editor has gone, what the server says yet is passed on, but not for longer than [`LAST_WORDS`].
 async fn relay(stream: LspStream) -> Result<(), Fault> {
     let (mut to_server, mut from_server) = stream.split();
     let input = async {
         let mut stdin = BufReader::new(tokio::io::stdin());
-        while let Some(message) = read(&mut stdin)
-            .await
-            .map_err(|error| Fault::Io("stdin", error))?
-        {
+        while let Some(message) = read(&mut stdin).await.map_err(|error| Fault::Io("stdin", error))? {
             to_server.send(message).await?;
         }
-        // The editor has gone.
+        to_server.close().await?;
         Ok::<(), Fault>(())
     };
     let output = async {
@@ -92,9 +93,16 @@ async fn relay(stream: LspStream) -> Result<(), Fault> {
         }
         Ok(())
     };
+    let (input, mut output) = (pin!(input), pin!(output));
     tokio::select! {
-        ended = output => ended,
-        ended = input => ended,
+        ended = &mut output => return ended,
+        ended = input => ended?,
+    }
+    match tokio::time::timeout(LAST_WORDS, output).await {
+        // The server lives on for another editor, so its end was not to come.
+        Ok(Err(Fault::Sdk(error))) if error.kind() == ErrorKind::Unfinished => Ok(()),
+        Ok(ended) => ended,
+        Err(_elapsed) => Ok(()),
     }
 }
 
