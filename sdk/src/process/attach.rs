@@ -104,7 +104,8 @@ impl From<v1::Attached> for Attached {
 /// goes on.
 #[derive(Debug)]
 pub struct AttachStream {
-    reader: Reader<AttachOut>,
+    /// Boxed: it is large, and visits are moved.
+    reader: Box<Reader<AttachOut>>,
     attached: Attached,
     stdin: Option<StdinWriter>,
     controls: Controls,
@@ -146,7 +147,7 @@ impl AttachStream {
             ));
         };
         Ok(Self {
-            reader: Reader::new(replies, Ledger::new(attach.from, End::Exit)),
+            reader: Box::new(Reader::new(replies, Ledger::new(attach.from, End::Exit))),
             attached: attached.into(),
             stdin,
             controls,
@@ -208,6 +209,6 @@ impl Stream for AttachStream {
     type Item = Result<LogEvent, Error>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        Pin::new(&mut self.reader).poll_next(cx)
+        Pin::new(&mut *self.reader).poll_next(cx)
     }
 }

@@ -95,7 +95,8 @@ async fn a_terminal_has_a_size_from_the_start_and_is_resized() {
     while !said.ends_with(b"132x43\n") {
         match within(stream.next()).await.unwrap().unwrap() {
             Event::Stdout(data) => said.extend_from_slice(&data),
-            other => assert!(matches!(other, Event::Started { .. }), "{other:?}"),
+            Event::Started { .. } => {}
+            other @ (Event::Stderr(_) | Event::Exit(_)) => panic!("{other:?}"),
         }
     }
     let seen = mock.seen();
@@ -297,7 +298,9 @@ async fn a_visitor_talks_looks_on_and_leaves_the_process_alone() {
     while said.len() < 10 {
         match within(visit.next()).await.unwrap().unwrap() {
             LogEvent::Stdout { data, .. } => said.extend_from_slice(&data),
-            other => panic!("{other:?}"),
+            other @ (LogEvent::Stderr { .. } | LogEvent::Gap { .. } | LogEvent::Exit(_)) => {
+                panic!("{other:?}")
+            }
         }
     }
     assert_eq!((&said[..], visit.offset()), (&b"readyhello"[..], Some(10)));
