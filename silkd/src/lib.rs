@@ -14,6 +14,7 @@ pub mod link;
 pub mod places;
 pub mod reap;
 pub mod refusal;
+pub mod relay;
 pub mod run;
 pub mod scratch;
 pub mod serve;

@@ -1,6 +1,7 @@
 //! Start and stop of the agent: who runs, and in which order they end.
 //!
-//! May call: agent, clock, conditions, control, events, gate, link, places, refusal, run, server, tasks.
+//! May call: agent, clock, conditions, control, events, gate, link, places, refusal, relay, run, server,
+//! tasks.
 //! Never inside: a call's work.
 
 use std::{io, path::PathBuf, sync::Arc, time::Duration};
@@ -26,6 +27,7 @@ use crate::{
     link::{Link, Serves, Source},
     places::Places,
     refusal::chain,
+    relay::Relay,
     run::{RunConfig, RunError, Runner},
     server::Server,
     tasks,
@@ -151,6 +153,7 @@ impl Running {
         let agent_parts = agent::Parts {
             control: parts,
             base_env,
+            relay: Relay::default(),
             pid1: setup.pid1,
             started,
         };
