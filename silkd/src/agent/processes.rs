@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use futures_util::StreamExt as _;
 use sandbox_protocol::v1::{
     AgentForgetReply, AgentForgetRequest, AgentKillReply, AgentKillRequest, AgentLogsRequest, AgentPsReply,
     AgentPsRequest, AgentRunReply, AgentRunRequest, AgentSpawnReply, AgentSpawnRequest, AgentWaitReply,
@@ -35,13 +36,32 @@ pub async fn spawn(
     Err(Status::unimplemented("Spawn is not there yet"))
 }
 
-/// Not there yet.
+/// Rows of a message: each has 4 KiB of arguments at most.
+const BATCH: usize = 64;
+
+/// Lists what silkd started and still knows of.
+///
+/// # Errors
+/// None.
+#[expect(clippy::unused_async, reason = "as all calls of the service")]
 pub async fn ps(
-    _parts: Arc<Parts>,
-    _ctx: ExecCtx,
-    _request: AgentPsRequest,
+    parts: Arc<Parts>,
+    ctx: ExecCtx,
+    request: AgentPsRequest,
 ) -> Result<BoxStream<AgentPsReply>, Status> {
-    Err(Status::unimplemented("Ps is not there yet"))
+    let rows = parts.control.runner.list(request.running);
+    let replies: Vec<_> = rows
+        .chunks(BATCH)
+        .map(|rows| AgentPsReply {
+            processes: rows.to_vec(),
+        })
+        .collect();
+    let replies = futures_util::stream::iter(replies).map(move |reply| {
+        // Open until the last one is sent.
+        let _open = &ctx;
+        Ok(reply)
+    });
+    Ok(Box::pin(replies))
 }
 
 /// Not there yet.

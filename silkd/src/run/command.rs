@@ -9,14 +9,18 @@ use sandbox_protocol::{
     v1::{Command, Descendants, EnvVar, ExecStart, OnDisconnect},
 };
 
-use super::{ClaimDefaults, env, strings::Strings, users::User};
+use super::{
+    ClaimDefaults,
+    entry::{ARGV_LIVE, Argv},
+    env,
+    strings::Strings,
+    users::User,
+};
 use crate::{
     refusal::{Escaped, Refusal},
     sys::{self, Ids},
 };
 
-/// Bytes of `argv[0]` that are kept to name a program by.
-const NAME: usize = 256;
 const KILL: i32 = 9;
 
 /// A program, ready to be started.
@@ -45,8 +49,9 @@ pub(super) struct Timeout {
 #[derive(Debug)]
 pub(super) struct Wanted {
     pub(super) plan: Plan,
-    /// What it is called where it is listed.
-    pub(super) name: Box<[u8]>,
+    /// What is shown of it where it is listed.
+    pub(super) argv: Argv,
+    pub(super) uid: u32,
     pub(super) merge: bool,
     pub(super) keep: bool,
     pub(super) timeout: Option<Timeout>,
@@ -117,7 +122,11 @@ pub(super) fn plan(
         }
     };
     Ok(Wanted {
-        name: program.iter().copied().take(NAME).collect(),
+        argv: Argv::pack(&command.argv, ARGV_LIVE),
+        uid: user
+            .ids
+            .as_ref()
+            .map_or_else(|| rustix::process::geteuid().as_raw(), |ids| ids.uid),
         merge: command.merge_output,
         keep,
         timeout: timeout(command)?,

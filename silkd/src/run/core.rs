@@ -9,31 +9,20 @@ use std::{
     os::fd::OwnedFd,
     sync::Arc,
     task::{Context, Poll},
-    time::Duration,
 };
 
 use bytes::Bytes;
 use rustix::{io::Errno, pipe::PipeFlags};
-use sandbox_protocol::{
-    reason::Reason,
-    v1::{Exit, Rusage, exit::How as Told},
-};
+use sandbox_protocol::reason::Reason;
 use tokio::{
     io::{Interest, unix::AsyncFd},
     sync::oneshot,
 };
 
-use super::{
-    Shared,
-    command::Plan,
-    job::{Ended, Job},
-    output::Output,
-    shared::lost,
-    spawn::Order,
-};
+use super::{Shared, command::Plan, entry::Record, job::Job, output::Output, shared::lost, spawn::Order};
 use crate::{
     refusal::Refusal,
-    sys::{self, How, Wire},
+    sys::{self, Wire},
 };
 
 /// What a program's standard descriptors are.
@@ -63,25 +52,57 @@ pub(super) enum Event {
     Stdout(Bytes),
     Stderr(Bytes),
     /// The last.
-    Exit(Exit),
+    Exit(Record),
 }
 
-fn no_descriptor(errno: Errno) -> Refusal {
-    let (reason, what) = match errno {
-        Errno::NOMEM => (Reason::MemoryExhausted, "no memory for a pipe"),
-        _ => (Reason::FdLimit, "no descriptor for a pipe is left"),
+pub(super) fn no_descriptor(what: &str, errno: Errno) -> Refusal {
+    let (reason, message) = match errno {
+        Errno::NOMEM => (Reason::MemoryExhausted, format!("no memory for {what}")),
+        _ => (Reason::FdLimit, format!("no descriptor for {what} is left")),
     };
-    Refusal::new(reason, what).with_errno(errno.raw_os_error())
+    Refusal::new(reason, message).with_errno(errno.raw_os_error())
+}
+
+/// Has the program of an entry started, with these descriptors, and resolves once it has begun. Cancel safe only for
+/// whoever ends the entry when it is dropped.
+///
+/// # Errors
+/// The reason of the failed start; nothing is left of it then.
+pub(super) async fn begin(
+    shared: &Shared,
+    plan: Plan,
+    wires: Vec<Wire>,
+    job: &Arc<Job>,
+) -> Result<(), Refusal> {
+    let (reply, started) = oneshot::channel();
+    let order = Order {
+        plan,
+        wires,
+        job: job.clone(),
+        reply,
+    };
+    shared.order(order).inspect_err(|_refusal| job.unborn())?;
+    match started.await {
+        Ok(started) => started,
+        Err(_dropped) => {
+            // Dropped with the queue: the thread never came to it. Else the reaper has it.
+            if job.pid_u32() == 0 {
+                job.unborn();
+            }
+            Err(lost())
+        }
+    }
 }
 
 /// A pipe: our end, which does not block, and the program's, which does. `ours` is the reading end if `read`.
-fn pipe(read: bool) -> Result<(AsyncFd<OwnedFd>, OwnedFd), Refusal> {
-    let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(no_descriptor)?;
+pub(super) fn pipe(read: bool) -> Result<(AsyncFd<OwnedFd>, OwnedFd), Refusal> {
+    let (reader, writer) =
+        rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(|errno| no_descriptor("a pipe", errno))?;
     let (ours, theirs, interest) = match read {
         true => (reader, writer, Interest::READABLE),
         false => (writer, reader, Interest::WRITABLE),
     };
-    rustix::io::ioctl_fionbio(&ours, true).map_err(no_descriptor)?;
+    rustix::io::ioctl_fionbio(&ours, true).map_err(|errno| no_descriptor("a pipe", errno))?;
     let ours = sys::watch(ours, interest)
         .map_err(|error| Refusal::new(Reason::FdLimit, format!("a pipe cannot be watched: {error}")))?;
     Ok((ours, theirs))
@@ -107,25 +128,9 @@ impl Core {
             reads: 0,
             told: false,
         };
-        let (reply, started) = oneshot::channel();
         let (wires, stdin) = core.wire(shared, ends).inspect_err(|_refusal| job.unborn())?;
-        let order = Order {
-            plan,
-            wires,
-            job: job.clone(),
-            reply,
-        };
-        shared.order(order).inspect_err(|_refusal| job.unborn())?;
-        match started.await {
-            Ok(started) => started.map(|()| (core, stdin)),
-            Err(_dropped) => {
-                // Dropped with the queue: the thread never came to it. Else the reaper has it.
-                if job.pid_u32() == 0 {
-                    job.unborn();
-                }
-                Err(lost())
-            }
-        }
+        begin(shared, plan, wires, &job).await?;
+        Ok((core, stdin))
     }
 
     fn wire(
@@ -133,7 +138,9 @@ impl Core {
         shared: &Shared,
         ends: Ends,
     ) -> Result<(Vec<Wire>, Option<AsyncFd<OwnedFd>>), Refusal> {
-        let copy = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 3).map_err(no_descriptor);
+        let copy = |fd: &OwnedFd| {
+            rustix::io::fcntl_dupfd_cloexec(fd, 3).map_err(|errno| no_descriptor("a pipe", errno))
+        };
         let (stdin, read_by_it) = match ends.stdin {
             true => pipe(false).map(|(ours, theirs)| (Some(ours), theirs))?,
             false => (None, copy(shared.null())?),
@@ -188,12 +195,14 @@ impl Core {
             }
         }
         match ended {
-            Some(ended) if self.outputs.iter().all(Output::is_over) => {
-                self.told = true;
-                let exit = self.exit(ended);
-                self.leave();
-                Poll::Ready(Ok(Event::Exit(exit)))
-            }
+            Some(_ended) if self.outputs.iter().all(Output::is_over) => match self.record() {
+                Some(record) => {
+                    self.told = true;
+                    self.leave();
+                    Poll::Ready(Ok(Event::Exit(record)))
+                }
+                None => Poll::Pending,
+            },
             Some(_) | None => Poll::Pending,
         }
     }
@@ -208,36 +217,9 @@ impl Core {
         }
     }
 
-    fn exit(&self, ended: Ended) -> Exit {
-        let account = self.job.account();
-        let usage = ended.dead.usage;
-        let bytes = |place: usize| self.outputs.get(place).map_or(0, Output::total);
-        let wall = account
-            .cloned
-            .map_or(Duration::ZERO, |cloned| ended.at.saturating_sub(cloned));
-        Exit {
-            how: Some(match ended.dead.how {
-                How::Code(code) => Told::Code(code),
-                How::Signal(signal) => Told::Signal(signal),
-            }),
-            timed_out: account.timed_out,
-            oom_suspected: ended.oom_suspected,
-            rusage: Some(Rusage {
-                user_us: usage.user_us,
-                system_us: usage.system_us,
-                max_rss_kib: usage.max_rss_kib,
-                minor_faults: usage.minor_faults,
-                major_faults: usage.major_faults,
-                voluntary_switches: usage.voluntary_switches,
-                involuntary_switches: usage.involuntary_switches,
-            }),
-            wall_us: micros(wall),
-            stdout_bytes: bytes(0),
-            stderr_bytes: bytes(1),
-            stdin_discarded: account.discarded,
-            descendants_killed: account.descendants_killed,
-            work: None,
-        }
+    fn record(&self) -> Option<Record> {
+        let total = |place: usize| self.outputs.get(place).map_or(0, Output::total);
+        self.job.publish([total(0), total(1)])
     }
 }
 
@@ -247,9 +229,4 @@ impl Drop for Core {
             self.job.abandon();
         }
     }
-}
-
-/// Whole microseconds.
-pub(super) fn micros(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }

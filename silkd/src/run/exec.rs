@@ -14,10 +14,12 @@ use tokio::task::JoinHandle;
 use tonic::{Status, Streaming};
 
 use super::{
-    ExecCtx, Job, Shared,
+    ExecCtx, Job, Kind, Shared,
     command::{self, Plan, Timeout},
-    core::{Core, Ends, Event, micros},
+    core::{Core, Ends, Event},
+    entry::micros,
     input::{self, Source},
+    job::Birth,
 };
 use crate::{
     clock,
@@ -84,7 +86,12 @@ fn prepare(shared: &Arc<Shared>, ctx: ExecCtx, mut first: ExecStart) -> Result<R
             merge: wanted.merge,
         },
         asleep: Box::pin(ctx.gate.hibernated()),
-        job: shared.admit(wanted.name, wanted.keep)?,
+        job: shared.admit(Birth {
+            kind: Kind::Exec,
+            argv: wanted.argv,
+            uid: wanted.uid,
+            keep: wanted.keep,
+        })?,
         plan: wanted.plan,
         timeout: wanted.timeout,
         permit: ctx.gate,
@@ -157,8 +164,9 @@ impl ExecStream {
         match event {
             Event::Stdout(data) => M::Stdout(chunk(data)),
             Event::Stderr(data) => M::Stderr(chunk(data)),
-            Event::Exit(mut exit) => {
+            Event::Exit(record) => {
                 self.told = Told::All;
+                let mut exit = record.on_the_wire();
                 exit.work = self.trace.map(|trace| self.work(trace, &exit));
                 M::Exit(exit)
             }

@@ -9,8 +9,9 @@ use bytes::Bytes;
 use sandbox_protocol::v1::{Command, EnvVar, exit::How};
 
 use super::{
-    ClaimDefaults, HookEnd, HookOutcome, RunError, Shared, command,
+    ClaimDefaults, HookEnd, HookOutcome, Kind, RunError, Shared, command,
     core::{Core, Ends, Event},
+    job::Birth,
 };
 use crate::{refusal::Refusal, sys};
 
@@ -39,7 +40,12 @@ pub(super) async fn run(
     let started = async {
         let user = shared.users().resolve(b"")?;
         let wanted = command::plan(&command, &[], &ClaimDefaults::default(), user)?;
-        let job = shared.admit(wanted.name, wanted.keep)?;
+        let job = shared.admit(Birth {
+            kind: Kind::Exec,
+            argv: wanted.argv,
+            uid: wanted.uid,
+            keep: wanted.keep,
+        })?;
         let ends = Ends {
             stdin: false,
             merge: true,
@@ -55,7 +61,7 @@ pub(super) async fn run(
             biased;
             event = poll_fn(|cx| core.poll(cx)) => match event.map_err(failed)? {
                 Event::Stdout(bytes) | Event::Stderr(bytes) => keep_last(&mut tail, &bytes),
-                Event::Exit(exit) => break exit,
+                Event::Exit(record) => break record.on_the_wire(),
             },
             () = &mut over, if !over.is_elapsed() => {
                 if let Some(kill) = sys::signal(KILL) {

@@ -10,36 +10,51 @@ use std::{
     time::Duration,
 };
 
-use rustix::process::Signal;
+use rustix::{process::Signal, time::Timespec};
+use sandbox_protocol::v1::{Process, ProcessState};
+use tokio::sync::Notify;
 
 use super::{
-    Shared,
+    Kind, Shared,
     chores::Chore,
+    entry::{Argv, Facts, Record},
     leaf::{self, Leaf},
 };
 use crate::{
-    clock, reap,
+    clock,
     refusal::Refusal,
     sys::{Dead, How},
 };
+
+/// What is known of a program before it is started.
+#[derive(Debug)]
+pub(super) struct Birth {
+    pub(super) kind: Kind,
+    pub(super) argv: Argv,
+    pub(super) uid: u32,
+    /// Whether what it started is to outlive its leader's end.
+    pub(super) keep: bool,
+}
 
 /// One program. The reaper, the stream and the janitor share it.
 #[derive(Debug)]
 pub(crate) struct Job {
     id: u64,
-    name: Box<[u8]>,
-    keep: bool,
+    birth: Birth,
+    started: Timespec,
     /// Written by the kernel, before the program's process runs.
     pid: AtomicI32,
     shared: Arc<Shared>,
     state: Mutex<State>,
+    /// Told when it has begun, failed to, or ended: for those who do not read its output.
+    news: Notify,
 }
 
 #[derive(Debug)]
-struct State {
-    phase: Phase,
-    hold: Hold,
-    pidfd: Option<OwnedFd>,
+pub(super) struct State {
+    pub(super) phase: Phase,
+    pub(super) hold: Hold,
+    pub(super) pidfd: Option<OwnedFd>,
     /// Before the clone.
     cloned: Option<Duration>,
     /// When `execve` had succeeded.
@@ -47,25 +62,29 @@ struct State {
     /// The kernel's count of memory kills at the start.
     oom_kills: u64,
     /// Why the whole tree has to end, whatever `keep` says.
-    doom: Option<Doom>,
-    timed_out: bool,
+    pub(super) doom: Option<Doom>,
+    pub(super) timed_out: bool,
     /// We sent KILL.
-    killed_by_us: bool,
-    descendants_killed: u32,
-    failed: Option<Refusal>,
+    pub(super) killed_by_us: bool,
+    pub(super) descendants_killed: u32,
+    pub(super) failed: Option<Refusal>,
+    /// The end as it is told, once all output was read.
+    record: Option<Record>,
+    /// Nobody here reads its output, so nobody is waited for.
+    pub(super) unread: bool,
     discarded: u64,
     writes: u64,
-    waker: Option<Waker>,
+    pub(super) waker: Option<Waker>,
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Doom {
+pub(super) enum Doom {
     TimedOut,
     Abandoned,
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Phase {
+pub(super) enum Phase {
     Starting,
     Running,
     Ended(Ended),
@@ -73,7 +92,7 @@ enum Phase {
 
 /// What holds the tree together.
 #[derive(Debug)]
-enum Hold {
+pub(super) enum Hold {
     Leaf(Leaf),
     /// No cgroups here: the session that the leader made.
     Session,
@@ -91,34 +110,54 @@ pub(super) struct Ended {
     pub(super) settled: bool,
 }
 
-/// What a stream tells at the end.
+/// What a stream is asked for beside the exit.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Account {
-    pub(super) timed_out: bool,
     pub(super) cloned: Option<Duration>,
     pub(super) begun: Option<Duration>,
-    pub(super) descendants_killed: u32,
-    pub(super) discarded: u64,
     pub(super) writes: u64,
 }
 
 /// Whom a signal is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Scope {
+pub enum Scope {
+    /// The program itself.
     Leader,
+    /// Its process group.
     Group,
+    /// All that it started, itself included.
     Tree,
+}
+
+impl State {
+    fn ended_with(&self, said: [u64; 2]) -> Option<Record> {
+        match self.phase {
+            Phase::Starting | Phase::Running => None,
+            Phase::Ended(ended) => Some(Record::new(
+                ended.dead,
+                Facts {
+                    timed_out: self.timed_out,
+                    oom_suspected: ended.oom_suspected,
+                    wall: self
+                        .cloned
+                        .map_or(Duration::ZERO, |cloned| ended.at.saturating_sub(cloned)),
+                    said,
+                    discarded: self.discarded,
+                    descendants_killed: self.descendants_killed,
+                },
+            )),
+        }
+    }
+
+    fn outcome(&self) -> Option<Record> {
+        let alone = self.unread && matches!(self.phase, Phase::Ended(ended) if ended.settled);
+        self.record.or_else(|| alone.then(|| self.ended_with([0; 2]))?)
+    }
 }
 
 impl Job {
     /// An entry for a program that is about to be started, in this leaf.
-    pub(super) fn new(
-        shared: Arc<Shared>,
-        id: u64,
-        name: Box<[u8]>,
-        keep: bool,
-        leaf: Option<Leaf>,
-    ) -> Arc<Self> {
+    pub(super) fn new(shared: Arc<Shared>, id: u64, birth: Birth, leaf: Option<Leaf>) -> Arc<Self> {
         let state = State {
             phase: Phase::Starting,
             hold: leaf.map_or(Hold::Session, Hold::Leaf),
@@ -131,21 +170,25 @@ impl Job {
             killed_by_us: false,
             descendants_killed: 0,
             failed: None,
+            record: None,
+            // Those of other rooms are read there.
+            unread: matches!(birth.kind, Kind::Session | Kind::Git | Kind::Lsp),
             discarded: 0,
             writes: 0,
             waker: None,
         };
         Arc::new(Self {
             id,
-            name,
-            keep,
+            birth,
+            started: clock::wall(),
             pid: AtomicI32::new(0),
             shared,
             state: Mutex::new(state),
+            news: Notify::new(),
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -154,9 +197,14 @@ impl Job {
         self.id
     }
 
-    /// The beginning of its `argv[0]`.
-    pub(super) const fn name(&self) -> &[u8] {
-        &self.name
+    /// What it was started for.
+    pub(super) const fn kind(&self) -> Kind {
+        self.birth.kind
+    }
+
+    /// The beginning of its arguments.
+    pub(super) const fn argv(&self) -> &Argv {
+        &self.birth.argv
     }
 
     /// Where the kernel writes the number of the process.
@@ -164,8 +212,35 @@ impl Job {
         &self.pid
     }
 
-    fn number(&self) -> i32 {
+    pub(super) fn number(&self) -> i32 {
         self.pid.load(Ordering::Acquire)
+    }
+
+    /// The row of it in a list.
+    pub(super) fn row(&self) -> Process {
+        let state = self.lock();
+        let (cloned, phase) = (state.cloned, state.phase);
+        drop(state);
+        let since = match phase {
+            Phase::Starting => None,
+            Phase::Running | Phase::Ended(_) => cloned,
+        };
+        let age = since.map_or(Duration::ZERO, |since| clock::since_boot().saturating_sub(since));
+        Process {
+            id: self.id,
+            pid: self.pid_u32(),
+            kind: self.birth.kind.on_the_wire().into(),
+            argv: self.birth.argv.list(),
+            argv_cut: self.birth.argv.is_cut(),
+            uid: self.birth.uid,
+            state: match phase {
+                Phase::Starting | Phase::Running => ProcessState::Running.into(),
+                Phase::Ended(_) => ProcessState::Draining.into(),
+            },
+            started_at: Some(clock::timestamp(self.started)),
+            age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
+            ..Process::default()
+        }
     }
 
     /// The number of the process as messages have it.
@@ -180,7 +255,7 @@ impl Job {
 
     /// Whether it is to outlive its leader's end.
     pub(super) const fn keeps(&self) -> bool {
-        self.keep
+        self.birth.keep
     }
 
     // ---- The start ----
@@ -208,6 +283,8 @@ impl Job {
         if state.doom.is_some() {
             self.kill_tree(&mut state);
         }
+        drop(state);
+        self.news.notify_waiters();
     }
 
     /// There never was a process. Once, and by whoever had it to start.
@@ -224,7 +301,7 @@ impl Job {
     /// The leader was reaped. What it leaves is ended, unless it is to be kept.
     pub(crate) fn ended(self: &Arc<Self>, dead: Dead) {
         let mut state = self.lock();
-        let keep = self.keep && state.doom.is_none();
+        let keep = self.birth.keep && state.doom.is_none();
         let (members, populated) = match &state.hold {
             Hold::Leaf(leaf) if leaf.populated() => (leaf.members().len(), true),
             Hold::Leaf(_) | Hold::Gone => (0, false),
@@ -266,6 +343,7 @@ impl Job {
             Hold::Session | Hold::Gone => {}
         }
         self.shared.gone(self.id);
+        self.news.notify_waiters();
     }
 
     /// Nothing is left of the tree. A leaf of which even that could not be learned is not used again.
@@ -286,6 +364,7 @@ impl Job {
         let waker = state.waker.take();
         drop(state);
         waker.into_iter().for_each(Waker::wake);
+        self.news.notify_waiters();
     }
 
     /// Resolves when nothing is left of the tree of an ended leader; gives whether that is sure.
@@ -299,108 +378,6 @@ impl Job {
             Ok(emptied) => emptied.await.is_ok(),
             Err(true) => leaf::end_session(self.number()).await.is_ok(),
             Err(false) => true,
-        }
-    }
-
-    // ---- Signals ----
-
-    /// Asks the whole tree to end, also what outlived its leader.
-    pub(super) fn terminate(&self) {
-        self.signal_tree(&mut self.lock(), Signal::TERM);
-    }
-
-    fn kill_tree(&self, state: &mut State) {
-        state.killed_by_us = true;
-        match &state.hold {
-            Hold::Leaf(leaf) => {
-                // `cgroup.kill` fails only where the directory is gone, and with it the processes.
-                leaf.kill().ok();
-            }
-            Hold::Session => self.signal_session(state, Signal::KILL),
-            Hold::Gone => {}
-        }
-    }
-
-    fn signal_session(&self, state: &State, signal: Signal) {
-        if let Some(leader) = &state.pidfd {
-            // It may have ended meanwhile.
-            rustix::process::pidfd_send_signal(leader, signal).ok();
-        }
-        leaf::signal_session(self.number(), signal);
-    }
-
-    /// Ends the whole tree at once, started or not: whoever wanted it is gone.
-    pub(super) fn abandon(&self) {
-        let mut state = self.lock();
-        state.doom = Some(Doom::Abandoned);
-        self.kill_tree(&mut state);
-    }
-
-    /// As [`abandon`](Self::abandon), and the stream ends with this.
-    pub(super) fn fail(&self, refusal: Refusal) {
-        let mut state = self.lock();
-        state.doom = Some(Doom::Abandoned);
-        state.failed = Some(refusal);
-        self.kill_tree(&mut state);
-        let waker = state.waker.take();
-        drop(state);
-        waker.into_iter().for_each(Waker::wake);
-    }
-
-    /// Its time is over: the signal goes to the whole tree. Nothing happens after its end.
-    pub(super) fn time_out(&self, signal: Signal) {
-        let mut state = self.lock();
-        match state.phase {
-            Phase::Ended(_) => {}
-            Phase::Starting | Phase::Running => {
-                state.doom = Some(Doom::TimedOut);
-                state.timed_out = true;
-                self.signal_tree(&mut state, signal);
-            }
-        }
-    }
-
-    fn signal_tree(&self, state: &mut State, signal: Signal) {
-        if signal == Signal::KILL {
-            let Hold::Leaf(leaf) = &state.hold else {
-                return self.kill_tree(state);
-            };
-            if !state.killed_by_us {
-                let leader = self.number();
-                let others = leaf.members().into_iter().filter(|pid| *pid != leader).count();
-                state.descendants_killed = u32::try_from(others).unwrap_or(u32::MAX);
-            }
-            return self.kill_tree(state);
-        }
-        match &state.hold {
-            Hold::Leaf(leaf) => leaf.signal(signal),
-            Hold::Session => self.signal_session(state, signal),
-            Hold::Gone => {}
-        }
-    }
-
-    /// Sends a signal; after the leader's end it is a no-op.
-    pub(super) fn signal(self: &Arc<Self>, signal: Signal, scope: Scope) {
-        match scope {
-            // The group has the leader's number, which is its own until it is reaped. A group that is gone needs no
-            // signal.
-            Scope::Group => reap::unreaped(self, |pid| {
-                rustix::process::kill_process_group(pid, signal).ok();
-            }),
-            Scope::Leader => {
-                let state = self.lock();
-                if let Some(pidfd) = &state.pidfd {
-                    // It may have ended meanwhile.
-                    rustix::process::pidfd_send_signal(pidfd, signal).ok();
-                }
-            }
-            Scope::Tree => {
-                let mut state = self.lock();
-                match state.phase {
-                    Phase::Ended(_) => {}
-                    Phase::Starting | Phase::Running => self.signal_tree(&mut state, signal),
-                }
-            }
         }
     }
 
@@ -430,15 +407,35 @@ impl Job {
         }
     }
 
-    /// For the exit message.
+    /// The end, once all output was read: so much of each. `None` before the leader has ended.
+    pub(super) fn publish(&self, said: [u64; 2]) -> Option<Record> {
+        let mut state = self.lock();
+        let record = state.ended_with(said)?;
+        state.record = Some(record);
+        drop(state);
+        self.news.notify_waiters();
+        Some(record)
+    }
+
+    /// Resolves with its end, once whoever reads its output has read it. Cancel safe.
+    pub(super) async fn exit(&self) -> Record {
+        loop {
+            let mut news = std::pin::pin!(self.news.notified());
+            // Armed before the look, so that what happens in between is not missed.
+            news.as_mut().enable();
+            if let Some(record) = self.lock().outcome() {
+                return record;
+            }
+            news.await;
+        }
+    }
+
+    /// For the counts of a call.
     pub(super) fn account(&self) -> Account {
         let state = self.lock();
         Account {
-            timed_out: state.timed_out,
             cloned: state.cloned,
             begun: state.begun,
-            descendants_killed: state.descendants_killed,
-            discarded: state.discarded,
             writes: state.writes,
         }
     }

@@ -224,9 +224,9 @@ impl Leaf {
         text.lines().filter_map(|line| line.parse().ok()).collect()
     }
 
-    /// Sends a signal to everything in it.
-    pub(super) fn signal(&self, signal: Signal) {
-        let mut done: BTreeSet<i32> = BTreeSet::new();
+    /// Sends a signal to everything in it that is not spared.
+    pub(super) fn signal(&self, signal: Signal, spared: &BTreeSet<i32>) {
+        let mut done = spared.clone();
         for _round in 0..ROUNDS {
             let new: Vec<i32> = self
                 .members()
@@ -350,9 +350,10 @@ pub(super) async fn end_session(leader: i32) -> io::Result<()> {
     }
 }
 
-/// Sends a signal to the processes of a session, the leader included.
-pub(super) fn signal_session(leader: i32, signal: Signal) {
-    for handle in session(leader).into_iter().chain([leader]).filter_map(pidfd) {
+/// Sends a signal to the processes of a session, the leader included, that are not spared.
+pub(super) fn signal_session(leader: i32, signal: Signal, spared: &BTreeSet<i32>) {
+    let members = session(leader).into_iter().chain([leader]);
+    for handle in members.filter(|pid| !spared.contains(pid)).filter_map(pidfd) {
         // It may have ended meanwhile.
         rustix::process::pidfd_send_signal(&handle, signal).ok();
     }

@@ -12,9 +12,11 @@
 //! Cancel safety: dropping [`ExecStream`], or the future of [`Runner::exec`] or [`Runner::run_hook`], ends the program
 //! and all it started, at once.
 
+mod child;
 mod chores;
 mod command;
 mod core;
+mod entry;
 mod env;
 mod exec;
 mod hook;
@@ -24,6 +26,7 @@ mod leaf;
 mod output;
 mod runner;
 mod shared;
+mod signals;
 mod spawn;
 mod strings;
 mod users;
@@ -38,7 +41,13 @@ use sandbox_protocol::v1::EnvVar;
 
 pub(crate) use self::job::Job;
 use self::shared::Shared;
-pub use self::{exec::ExecStream, runner::Runner};
+pub use self::{
+    child::{Child, ChildEnds},
+    entry::Kind,
+    exec::ExecStream,
+    job::Scope,
+    runner::Runner,
+};
 use crate::{gate::Permit, refusal::Refusal};
 
 /// How programs are to be run.

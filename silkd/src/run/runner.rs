@@ -11,7 +11,7 @@ use std::{
 use rustix::fs::{Mode, OFlags};
 use sandbox_protocol::{
     limits::PROCESSES,
-    v1::{EnvVar, ExecIn, ExecStart},
+    v1::{Command, EnvVar, ExecIn, ExecStart, Process},
 };
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -21,7 +21,7 @@ use tokio::{
 use tonic::Streaming;
 
 use super::{
-    ExecCtx, ExecStream, HookOutcome, RunConfig, RunError, Shared, exec, hook,
+    Child, ChildEnds, ExecCtx, ExecStream, HookOutcome, Kind, RunConfig, RunError, Shared, exec, hook,
     leaf::Work,
     spawn::{self, Manner},
 };
@@ -108,6 +108,20 @@ impl Runner {
         exec::exec(self.shared.clone(), ctx, first, input)
     }
 
+    /// Starts a program for another room, which reads its pipes; resolves once it has begun. Cancel safe.
+    ///
+    /// # Errors
+    /// Why it did not start.
+    pub async fn child(
+        &self,
+        ctx: &ExecCtx,
+        command: &Command,
+        kind: Kind,
+        ends: ChildEnds,
+    ) -> Result<Child, Refusal> {
+        Child::start(&self.shared, ctx, command, kind, ends).await
+    }
+
     /// Runs an executable as silkd itself, to its end or the timeout, which ends its tree. Cancel safe: dropped, it
     /// ends the tree too.
     ///
@@ -122,7 +136,22 @@ impl Runner {
         hook::run(&self.shared, path, env, timeout).await
     }
 
-    /// The programs that run, each as `exec <id> <argv[0]>`.
+    /// Whom `spec` (a name or number, then perhaps `:` and a group) means; `None`: nobody was asked for, so silkd
+    /// itself.
+    ///
+    /// # Errors
+    /// `USER_NOT_FOUND`.
+    pub(crate) fn ids_of(&self, spec: &[u8]) -> Result<Option<sys::Ids>, Refusal> {
+        Ok(self.shared.users().resolve(spec)?.ids)
+    }
+
+    /// Rows of the programs that silkd started and still knows of; `running`: only those that run.
+    #[must_use]
+    pub fn list(&self, running: bool) -> Vec<Process> {
+        self.shared.list(running)
+    }
+
+    /// The programs that calls wait for, each as `<kind> <id> <argv[0]>`.
     #[must_use]
     pub fn open(&self) -> Vec<String> {
         self.shared.open()

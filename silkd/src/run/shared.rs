@@ -11,13 +11,13 @@ use std::{
 };
 
 use rustix::process::Signal;
-use sandbox_protocol::{limits::PROCESSES, reason::Reason};
+use sandbox_protocol::{limits::PROCESSES, reason::Reason, v1::Process};
 use tokio::sync::{Notify, mpsc};
 
 use super::{
     RunError,
     chores::Chores,
-    job::{Job, Scope},
+    job::{Birth, Job, Scope},
     leaf::{self, Work},
     spawn::Order,
     users::Users,
@@ -73,7 +73,7 @@ impl Shared {
     }
 
     /// Makes the entry of a program that is about to be started.
-    pub(super) fn admit(self: &Arc<Self>, name: Box<[u8]>, keep: bool) -> Result<Arc<Job>, Refusal> {
+    pub(super) fn admit(self: &Arc<Self>, birth: Birth) -> Result<Arc<Job>, Refusal> {
         if self.closed.load(Ordering::Acquire) {
             return Err(Refusal::new(Reason::NotReady, "programs are at rest"));
         }
@@ -89,7 +89,7 @@ impl Shared {
         let mut jobs = self.jobs();
         jobs.last_id += 1;
         let id = jobs.last_id;
-        let job = Job::new(self.clone(), id, name, keep, leaf);
+        let job = Job::new(self.clone(), id, birth, leaf);
         jobs.all.insert(id, job.clone());
         self.running.fetch_add(1, Ordering::AcqRel);
         Ok(job)
@@ -121,10 +121,23 @@ impl Shared {
 
     pub(super) fn open(&self) -> Vec<String> {
         let jobs = self.jobs();
-        let running = jobs.all.values().filter(|job| job.runs());
+        let running = jobs
+            .all
+            .values()
+            .filter(|job| job.kind().is_foreground() && job.runs());
         running
-            .map(|job| format!("exec {} `{}`", job.id(), Escaped(job.name(), 64)))
+            .map(|job| {
+                let name = Escaped(job.argv().first(), 64).to_string();
+                format!("{} {} `{name}`", job.kind().as_str(), job.id())
+            })
             .collect()
+    }
+
+    /// Rows of those that are there, in order of their ids; `running`: only those whose leaders are.
+    pub(super) fn list(&self, running: bool) -> Vec<Process> {
+        let jobs = self.jobs();
+        let wanted = jobs.all.values().filter(|job| !running || job.runs());
+        wanted.map(|job| job.row()).collect()
     }
 
     /// Hands a start to the spawn thread. The queue holds as many as are admitted, so it is never full.

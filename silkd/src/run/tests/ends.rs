@@ -12,7 +12,11 @@ use super::harness::{
     Guest, command, death, eventually, handle, lives, of, refusal, sh, var, with_stdin, within,
 };
 use crate::{
-    run::{ClaimDefaults, HookEnd, job::Scope},
+    run::{
+        ClaimDefaults, HookEnd, Kind,
+        entry::Argv,
+        job::{Birth, Scope},
+    },
     sys::{Dead, How, Usage},
 };
 
@@ -293,13 +297,22 @@ async fn rusage_is_of_the_process() {
     guest.end().await;
 }
 
+fn old() -> Birth {
+    Birth {
+        kind: Kind::Exec,
+        argv: Argv::default(),
+        uid: 0,
+        keep: false,
+    }
+}
+
 #[tokio::test]
 async fn pid_reuse_never_hits_a_stranger() {
     let guest = Guest::start();
     let stranger = guest.begin(with_stdin(sh("read x; exit 8"))).await.unwrap();
     // A program that ended long ago, whose number the stranger has got since.
     let shared = &guest.runner.shared;
-    let job = shared.admit(Box::from(*b"old"), false).unwrap();
+    let job = shared.admit(old()).unwrap();
     job.pid()
         .store(i32::try_from(stranger.started.pid).unwrap(), Ordering::Release);
     job.ended(Dead {

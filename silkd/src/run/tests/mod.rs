@@ -1,5 +1,6 @@
 //! Exec as a client sees it: the generated client and server over an in-process HTTP/2 connection, real programs.
 
+mod children;
 mod ends;
 mod harness;
 mod starts;

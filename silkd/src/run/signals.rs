@@ -1,0 +1,137 @@
+//! Signals to a program and to what it started.
+
+use std::{collections::BTreeSet, sync::Arc, task::Waker};
+
+use rustix::process::Signal;
+
+use super::{
+    Job, Scope,
+    job::{Doom, Hold, Phase, State},
+    leaf,
+};
+use crate::{reap, refusal::Refusal};
+
+impl Job {
+    /// Asks the whole tree to end, also what outlived its leader.
+    pub(super) fn terminate(&self) {
+        self.signal_tree(&mut self.lock(), Signal::TERM);
+    }
+
+    pub(super) fn kill_tree(&self, state: &mut State) {
+        state.killed_by_us = true;
+        match &state.hold {
+            Hold::Leaf(leaf) => {
+                // `cgroup.kill` fails only where the directory is gone, and with it the processes.
+                leaf.kill().ok();
+            }
+            Hold::Session => self.signal_session(state, Signal::KILL),
+            Hold::Gone => {}
+        }
+    }
+
+    fn signal_session(&self, state: &State, signal: Signal) {
+        if let Some(leader) = &state.pidfd {
+            // It may have ended meanwhile.
+            rustix::process::pidfd_send_signal(leader, signal).ok();
+        }
+        leaf::signal_session(self.number(), signal, &BTreeSet::new());
+    }
+
+    /// Ends the whole tree at once, started or not: whoever wanted it is gone.
+    pub(super) fn abandon(&self) {
+        let mut state = self.lock();
+        state.doom = Some(Doom::Abandoned);
+        state.unread = true;
+        self.kill_tree(&mut state);
+    }
+
+    /// As [`abandon`](Self::abandon), and the stream ends with this.
+    pub(super) fn fail(&self, refusal: Refusal) {
+        let mut state = self.lock();
+        state.doom = Some(Doom::Abandoned);
+        state.failed = Some(refusal);
+        self.kill_tree(&mut state);
+        let waker = state.waker.take();
+        drop(state);
+        waker.into_iter().for_each(Waker::wake);
+    }
+
+    /// Its time is over: the signal goes to the whole tree. Nothing happens after its end.
+    pub(super) fn time_out(&self, signal: Signal) {
+        let mut state = self.lock();
+        match state.phase {
+            Phase::Ended(_) => {}
+            Phase::Starting | Phase::Running => {
+                state.doom = Some(Doom::TimedOut);
+                state.timed_out = true;
+                self.signal_tree(&mut state, signal);
+            }
+        }
+    }
+
+    fn signal_tree(&self, state: &mut State, signal: Signal) {
+        if signal == Signal::KILL {
+            let Hold::Leaf(leaf) = &state.hold else {
+                return self.kill_tree(state);
+            };
+            if !state.killed_by_us {
+                let leader = self.number();
+                let others = leaf.members().into_iter().filter(|pid| *pid != leader).count();
+                state.descendants_killed = u32::try_from(others).unwrap_or(u32::MAX);
+            }
+            return self.kill_tree(state);
+        }
+        match &state.hold {
+            Hold::Leaf(leaf) => leaf.signal(signal, &BTreeSet::new()),
+            Hold::Session => self.signal_session(state, signal),
+            Hold::Gone => {}
+        }
+    }
+
+    /// Sends a signal; after the leader's end it is a no-op.
+    pub(super) fn signal(self: &Arc<Self>, signal: Signal, scope: Scope) {
+        match scope {
+            // The group has the leader's number, which is its own until it is reaped. A group that is gone needs no
+            // signal.
+            Scope::Group => reap::unreaped(self, |pid| {
+                rustix::process::kill_process_group(pid, signal).ok();
+            }),
+            Scope::Leader => {
+                let state = self.lock();
+                if let Some(pidfd) = &state.pidfd {
+                    // It may have ended meanwhile.
+                    rustix::process::pidfd_send_signal(pidfd, signal).ok();
+                }
+            }
+            Scope::Tree => {
+                let mut state = self.lock();
+                match state.phase {
+                    Phase::Ended(_) => {}
+                    Phase::Starting | Phase::Running => self.signal_tree(&mut state, signal),
+                }
+            }
+        }
+    }
+
+    /// The processes of its tree. Without cgroups, those of its session.
+    pub(super) fn members(&self) -> Vec<i32> {
+        match &self.lock().hold {
+            Hold::Leaf(leaf) => leaf.members(),
+            Hold::Session => leaf::session(self.number())
+                .into_iter()
+                .chain([self.number()])
+                .collect(),
+            Hold::Gone => Vec::new(),
+        }
+    }
+
+    /// Sends a signal to those of its tree that are not in `spared`, also to such as they start meanwhile.
+    pub(super) fn signal_others(&self, signal: Signal, spared: &[i32]) {
+        let spared: BTreeSet<i32> = spared.iter().copied().collect();
+        match &self.lock().hold {
+            Hold::Leaf(leaf) => leaf.signal(signal, &spared),
+            Hold::Session => leaf::signal_session(self.number(), signal, &spared),
+            Hold::Gone => {}
+        }
+    }
+}
