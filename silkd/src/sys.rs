@@ -116,6 +116,8 @@ pub(crate) struct Launch<'a> {
     /// Go to `/` where `cwd` cannot be entered.
     pub(crate) cwd_or_root: bool,
     pub(crate) wires: &'a [Wire],
+    /// What is to be its controlling terminal.
+    pub(crate) tty: Option<BorrowedFd<'a>>,
     /// `None`: as silkd itself.
     pub(crate) ids: Option<&'a Ids>,
     /// Put down what silkd has for itself: OOM protection, priority, descriptor limits.
@@ -310,6 +312,9 @@ fn become_program(order: &Order<'_>) -> Result<Never, (Stage, i32)> {
     let at = |stage: Stage| move |errno: rustix::io::Errno| (stage, errno.raw_os_error());
     default_signals(launch.ignored);
     rustix::process::setsid().map_err(at(Stage::Setup))?;
+    if let Some(tty) = launch.tty {
+        rustix::process::ioctl_tiocsctty(tty).map_err(at(Stage::Setup))?;
+    }
     wire(launch.wires).map_err(|errno| (Stage::Setup, errno))?;
     if launch.plain {
         put_down().map_err(at(Stage::Setup))?;
