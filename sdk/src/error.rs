@@ -325,12 +325,15 @@ impl From<Error> for io::Error {
             (_, ErrorKind::TimedOut) => io::ErrorKind::TimedOut,
             (_, ErrorKind::Unfinished) => io::ErrorKind::UnexpectedEof,
             (_, ErrorKind::Invalid) => io::ErrorKind::InvalidInput,
-            (_, ErrorKind::Refused | ErrorKind::Local) => match error.code() {
-                Code::NotFound => io::ErrorKind::NotFound,
-                Code::AlreadyExists => io::ErrorKind::AlreadyExists,
-                Code::PermissionDenied => io::ErrorKind::PermissionDenied,
-                _ => io::ErrorKind::Other,
-            },
+            (_, ErrorKind::Refused | ErrorKind::Local) => {
+                let kinds = [
+                    (Code::NotFound, io::ErrorKind::NotFound),
+                    (Code::AlreadyExists, io::ErrorKind::AlreadyExists),
+                    (Code::PermissionDenied, io::ErrorKind::PermissionDenied),
+                ];
+                let fits = kinds.into_iter().find(|(code, _kind)| *code == error.code());
+                fits.map_or(io::ErrorKind::Other, |(_code, kind)| kind)
+            }
         };
         Self::new(kind, error)
     }

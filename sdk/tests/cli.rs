@@ -7,6 +7,10 @@
 
 #[path = "cli/guest.rs"]
 mod guest;
+#[path = "cli/processes.rs"]
+mod processes;
+#[path = "cli/sessions.rs"]
+mod sessions;
 mod support;
 
 use std::{
@@ -598,6 +602,10 @@ fn packages_get_completions_and_manuals() {
     assert!(pages.contains(&"sandboxctl.1".to_owned()), "{pages:?}");
     assert!(
         pages.contains(&"sandboxctl-template-build.1".to_owned()),
+        "{pages:?}"
+    );
+    assert!(
+        pages.contains(&"sandboxctl-session-run.1".to_owned()),
         "{pages:?}"
     );
 }

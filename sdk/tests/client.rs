@@ -3,6 +3,10 @@
 
 #[path = "client/guest.rs"]
 mod guest;
+#[path = "client/processes.rs"]
+mod processes;
+#[path = "client/sessions.rs"]
+mod sessions;
 mod support;
 
 use std::{sync::Arc, time::Duration};

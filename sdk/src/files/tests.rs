@@ -1,4 +1,8 @@
 //! Trees through both ends of an archive, and archives of enemies.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "tests make the files that they are about"
+)]
 
 use std::{
     ffi::OsStr,
@@ -113,22 +117,22 @@ impl Scene {
     }
 }
 
-#[tokio::test]
-async fn hostile_pull_archives_land_nothing_outside() {
-    let outside = tempfile::tempdir().unwrap();
-    let absolute = outside.path().join("x").as_os_str().as_bytes().to_vec();
+type Cases = Vec<(&'static str, Vec<u8>)>;
+
+/// Names and links that lead out, or to `absolute`.
+fn astray(absolute: &[u8]) -> Cases {
     let long_name = |text: &[u8]| [long(EntryType::GNULongName, text), file(b"short")].concat();
-    let cases: Vec<(&str, Vec<u8>)> = vec![
-        ("absolute", file(&absolute)),
+    vec![
+        ("absolute", file(absolute)),
         (
             "absolute directory",
-            entry(EntryType::Directory, &absolute, b"", b""),
+            entry(EntryType::Directory, absolute, b"", b""),
         ),
         ("dots", file(b"../x")),
         ("dots within", file(b"a/../../x")),
         ("dots at the end", entry(EntryType::Directory, b"a/..", b"", b"")),
         ("dots, directory", entry(EntryType::Directory, b"../d", b"", b"")),
-        ("long absolute", long_name(&absolute)),
+        ("long absolute", long_name(absolute)),
         ("long dots", long_name(b"../x\0")),
         ("pax dots", [pax("path", "../x"), file(b"short")].concat()),
         ("pax nul", [pax("path", "a\0b"), file(b"short")].concat()),
@@ -148,6 +152,12 @@ async fn hostile_pull_archives_land_nothing_outside() {
             "directory in a link's place",
             entry(EntryType::Directory, b"way/", b"", b""),
         ),
+    ]
+}
+
+/// Entries that are no file, directory or link, or no entry at all.
+fn strange() -> Cases {
+    vec![
         ("hard link out", hard(b"h", b"../secret")),
         ("hard link, absolute", hard(b"h", b"/etc/passwd")),
         ("hard link through a link", hard(b"h", b"way/../secret")),
@@ -177,8 +187,14 @@ async fn hostile_pull_archives_land_nothing_outside() {
         ),
         ("cut in a header", file(b"f")[..300].to_vec()),
         ("no archive", vec![b'x'; 4096]),
-    ];
-    for (what, archive) in cases {
+    ]
+}
+
+#[tokio::test]
+async fn hostile_pull_archives_land_nothing_outside() {
+    let outside = tempfile::tempdir().unwrap();
+    let absolute = outside.path().join("x").as_os_str().as_bytes().to_vec();
+    for (what, archive) in [astray(&absolute), strange()].concat() {
         let scene = Scene::new();
         let error = take(archive, &scene.inside()).await.expect_err(what);
         assert_eq!(error.kind(), ErrorKind::Local, "{what}: {error}");
@@ -257,7 +273,7 @@ async fn a_tree_comes_back_as_it_was() {
     let deep = from.join("a/b").join(&long).join(odd);
     fs::create_dir_all(&deep).unwrap();
     fs::create_dir(from.join("empty")).unwrap();
-    let big: Vec<u8> = (0..1_000_000_u32).map(|n| (n >> 3) as u8).collect();
+    let big: Vec<u8> = (0..1_000_000_u32).map(|n| (n >> 3).to_le_bytes()[0]).collect();
     fs::write(deep.join(odd), &big).unwrap();
     fs::write(from.join("none"), "").unwrap();
     fs::write(from.join("run"), "#!").unwrap();

@@ -370,9 +370,12 @@ impl Tree {
     }
 
     fn unpack(&mut self, feed: Feed) -> Result<(), Error> {
-        let unreadable = |error: io::Error| match error.kind() {
-            io::ErrorKind::BrokenPipe => Error::local("the archive", error),
-            _ => Error::archive(error.to_string()),
+        let unreadable = |error: io::Error| {
+            if error.kind() == io::ErrorKind::BrokenPipe {
+                Error::local("the archive", error)
+            } else {
+                Error::archive(error.to_string())
+            }
         };
         let mut archive = Archive::new(feed);
         let mut extended = Extended::default();
@@ -401,7 +404,7 @@ impl Tree {
         let kind = entry.header().entry_type();
         if kind.is_dir() {
             let looks = Looks::of(entry, self.keep_owner)?;
-            return self.directory(&name, names, looks);
+            return self.directory(&name, &names, looks);
         }
         let Some((last, above)) = names.split_last() else {
             return Err(refused(&name, "it stands for the directory itself"));
@@ -463,7 +466,7 @@ impl Tree {
         Ok(at)
     }
 
-    fn directory(&mut self, name: &[u8], names: Vec<&[u8]>, looks: Looks) -> Result<(), Error> {
+    fn directory(&mut self, name: &[u8], names: &[&[u8]], looks: Looks) -> Result<(), Error> {
         let Some((last, above)) = names.split_last() else {
             self.root_mode = self.made.then_some(looks.mode);
             return Ok(());

@@ -74,7 +74,7 @@ async fn a_write_carries_its_options_and_all_of_its_content() {
     assert_eq!(start.r#if(), v1::WriteIf::SameMtime);
 
     // A stream of unknown length, in pieces that fit.
-    let content: Vec<u8> = (0..3_000_001_u32).map(|n| (n / 7) as u8).collect();
+    let content: Vec<u8> = (0..3_000_001_u32).map(|n| (n / 7).to_le_bytes()[0]).collect();
     let reader = std::io::Cursor::new(content.clone());
     let written = files.write("/f").reader(reader).await.unwrap();
     assert_eq!(written.bytes, 3_000_001);

@@ -312,7 +312,7 @@ pub(crate) fn find(request: &v1::AgentFindRequest) -> Reply<Events<v1::FindOut>>
 
 pub(crate) fn replace(request: &v1::AgentReplaceRequest) -> Reply<Events<v1::ReplaceOut>> {
     use v1::replace_out::M;
-    let path = request.paths[0].clone();
+    let path = request.paths.first().unwrap().clone();
     let messages = [
         M::File(v1::ReplaceFile {
             path,

@@ -120,13 +120,13 @@ async fn copy(reach: &Reach, args: CpArgs, out: Out) -> Result<(), Fault> {
     };
     let to_stdout = destination == Place::Std;
     let copied = match (source, destination) {
-        (Place::Guest { sandbox, path }, Place::Std) => begin(sandbox, path).await?.to_stdout().await,
+        (Place::Guest { sandbox, path }, Place::Std) => begin(sandbox, path).await?.print().await,
         (Place::Guest { sandbox, path }, Place::Local(local)) => {
-            begin(sandbox, path).await?.to_local(&local).await
+            begin(sandbox, path).await?.download(&local).await
         }
-        (Place::Std, Place::Guest { sandbox, path }) => begin(sandbox, path).await?.from_stdin().await,
+        (Place::Std, Place::Guest { sandbox, path }) => begin(sandbox, path).await?.upload_stdin().await,
         (Place::Local(local), Place::Guest { sandbox, path }) => {
-            begin(sandbox, path).await?.from_local(&local).await
+            begin(sandbox, path).await?.upload(&local).await
         }
         (Place::Guest { .. }, Place::Guest { .. }) => Err(Fault::Usage(
             "between sandboxes, go through a pipe: cp A:PATH - | cp - B:PATH".to_owned(),
@@ -173,7 +173,7 @@ fn join(directory: &[u8], name: &OsStr) -> Vec<u8> {
     [directory, slash, name.as_bytes()].concat()
 }
 
-fn file_fault(path: &Path, error: std::io::Error) -> Fault {
+fn file_fault(path: &Path, error: &std::io::Error) -> Fault {
     let text = format!("{}: {error}", path.display());
     Fault::Io("cp", std::io::Error::new(error.kind(), text))
 }
@@ -200,7 +200,7 @@ impl Copy {
         Meter::start(self.out, self.quiet, total)
     }
 
-    async fn from_stdin(self) -> Result<Copied, Fault> {
+    async fn upload_stdin(self) -> Result<Copied, Fault> {
         let directory = match self.there().await? {
             Some(stat) => stat.kind() == FileKind::Directory,
             None => self.path.ends_with(b"/"),
@@ -231,10 +231,10 @@ impl Copy {
         })
     }
 
-    async fn from_local(mut self, local: &Path) -> Result<Copied, Fault> {
+    async fn upload(mut self, local: &Path) -> Result<Copied, Fault> {
         // What is named is followed; links in a tree stay links.
         let stat = tokio::fs::metadata(local).await;
-        let stat = stat.map_err(|error| file_fault(local, error))?;
+        let stat = stat.map_err(|error| file_fault(local, &error))?;
         let there = self.there().await?.map(|there| there.kind());
         let into = match there {
             Some(FileKind::Directory) => true,
@@ -260,7 +260,7 @@ impl Copy {
 
     async fn write(&self, local: &Path, stat: &Metadata) -> Result<Copied, Fault> {
         let file = tokio::fs::File::open(local).await;
-        let file = file.map_err(|error| file_fault(local, error))?;
+        let file = file.map_err(|error| file_fault(local, &error))?;
         let mut write = self
             .files
             .write(self.guest_path())
@@ -281,7 +281,7 @@ impl Copy {
         })
     }
 
-    async fn to_stdout(self) -> Result<Copied, Fault> {
+    async fn print(self) -> Result<Copied, Fault> {
         let directory = matches!(self.there().await?, Some(stat) if stat.kind() == FileKind::Directory);
         let mut stdout = tokio::io::stdout();
         if !directory {
@@ -307,12 +307,12 @@ impl Copy {
         })
     }
 
-    async fn to_local(self, local: &Path) -> Result<Copied, Fault> {
+    async fn download(self, local: &Path) -> Result<Copied, Fault> {
         let directory = matches!(self.there().await?, Some(stat) if stat.kind() == FileKind::Directory);
         let here = match tokio::fs::metadata(local).await {
             Ok(stat) => Some(stat),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
-            Err(error) => return Err(file_fault(local, error)),
+            Err(error) => return Err(file_fault(local, &error)),
         };
         let named = local.as_os_str().as_bytes();
         let into = match here {

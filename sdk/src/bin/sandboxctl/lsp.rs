@@ -79,7 +79,10 @@ async fn relay(stream: LspStream) -> Result<(), Fault> {
     let (mut to_server, mut from_server) = stream.split();
     let input = async {
         let mut stdin = BufReader::new(tokio::io::stdin());
-        while let Some(message) = read(&mut stdin).await.map_err(|error| Fault::Io("stdin", error))? {
+        while let Some(message) = read(&mut stdin)
+            .await
+            .map_err(|error| Fault::Io("stdin", error))?
+        {
             to_server.send(message).await?;
         }
         to_server.close().await?;
