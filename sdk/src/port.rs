@@ -9,6 +9,10 @@ use std::{
     io,
     net::SocketAddr,
     pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -112,14 +116,16 @@ impl Forward {
                 Some(_) | None => return Err(Error::unfinished("the call began without a connection")),
             }
         }
+        let shut = Arc::new(AtomicBool::new(false));
         Ok(PortStream {
             reader: PortReader {
                 replies: Replies::Open(replies),
                 rest: Bytes::new(),
+                shut: Arc::clone(&shut),
             },
             writer: PortWriter {
                 pieces: PollSender::new(pieces),
-                shut: false,
+                shut,
             },
         })
     }
@@ -144,7 +150,8 @@ impl Forward {
 }
 
 /// A connection to a port of a guest: `AsyncRead` and `AsyncWrite`. Each direction ends by itself: `shutdown` ends the one
-/// to the guest, and a read of nothing tells that the guest has ended the other. A reset is an error of kind
+/// to the guest, and a read of nothing tells that the guest has ended the other; whichever comes last returns once all has
+/// arrived. A reset is an error of kind
 /// `ConnectionReset` (reason PORT_RESET). Dropping it closes the connection.
 #[derive(Debug)]
 pub struct PortStream {
@@ -153,7 +160,8 @@ pub struct PortStream {
 }
 
 impl PortStream {
-    /// Both directions apart. Dropping the writer is `shutdown`; dropping the reader closes the connection.
+    /// Both directions apart. Dropping the writer is `shutdown`; dropping the reader closes the connection, with what was
+    /// written and has not arrived.
     #[must_use]
     pub fn into_split(self) -> (PortReader, PortWriter) {
         (self.reader, self.writer)
@@ -165,6 +173,8 @@ impl PortStream {
 pub struct PortReader {
     replies: Replies,
     rest: Bytes,
+    /// The other direction was ended by this side.
+    shut: Arc<AtomicBool>,
 }
 
 /// The call behind a connection.
@@ -173,6 +183,8 @@ enum Replies {
     Open(Streaming<PortForwardOut>),
     /// The guest has ended its direction. The call lives on, for the other.
     Ended(Streaming<PortForwardOut>),
+    /// The call has ended in order: both directions are through.
+    Done,
     /// It is over, and was told.
     Failed,
 }
@@ -181,6 +193,7 @@ impl Replies {
     fn end(&mut self) {
         *self = match std::mem::replace(self, Self::Failed) {
             Self::Open(replies) | Self::Ended(replies) => Self::Ended(replies),
+            Self::Done => Self::Done,
             Self::Failed => Self::Failed,
         };
     }
@@ -211,7 +224,13 @@ impl PortReader {
 #[derive(Debug)]
 pub struct PortWriter {
     pieces: PollSender<PortForwardIn>,
-    shut: bool,
+    shut: Arc<AtomicBool>,
+}
+
+impl Drop for PortWriter {
+    fn drop(&mut self) {
+        self.shut.store(true, Ordering::Relaxed);
+    }
 }
 
 fn over() -> io::Error {
@@ -228,7 +247,8 @@ impl AsyncRead for PortReader {
         while this.rest.is_empty() && into.remaining() > 0 {
             let replies = match &mut this.replies {
                 Replies::Open(replies) => replies,
-                Replies::Ended(_) => return Poll::Ready(Ok(())),
+                Replies::Ended(_) => return this.poll_end(cx),
+                Replies::Done => return Poll::Ready(Ok(())),
                 Replies::Failed => return Poll::Ready(Err(over())),
             };
             let taken = match ready!(Pin::new(replies).poll_next(cx)) {
@@ -251,9 +271,32 @@ impl AsyncRead for PortReader {
     }
 }
 
+impl PortReader {
+    /// Once both directions have ended, waits until the guest has all of it: who goes away before takes along what is
+    /// still under way.
+    fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let Replies::Ended(replies) = &mut self.replies else {
+            return Poll::Ready(Ok(()));
+        };
+        if !self.shut.load(Ordering::Relaxed) {
+            return Poll::Ready(Ok(()));
+        }
+        let error = match ready!(Pin::new(replies).poll_next(cx)) {
+            None => {
+                self.replies = Replies::Done;
+                return Poll::Ready(Ok(()));
+            }
+            Some(Ok(_)) => Error::unfinished("a message came after the connection's end"),
+            Some(Err(status)) => Error::from_status(status),
+        };
+        self.replies = Replies::Failed;
+        Poll::Ready(Err(error.into()))
+    }
+}
+
 impl AsyncWrite for PortWriter {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
-        if self.shut {
+        if self.shut.load(Ordering::Relaxed) {
             return Poll::Ready(Err(over()));
         }
         if data.is_empty() {
@@ -274,7 +317,7 @@ impl AsyncWrite for PortWriter {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if !self.shut {
+        if !self.shut.load(Ordering::Relaxed) {
             let room = ready!(self.pieces.poll_reserve(cx));
             let eof = PortForwardIn {
                 m: Some(port_forward_in::M::Eof(PortForwardEof {})),
@@ -284,7 +327,7 @@ impl AsyncWrite for PortWriter {
                 self.pieces.send_item(eof).map_err(|_closed| over())?;
             }
             self.pieces.close();
-            self.shut = true;
+            self.shut.store(true, Ordering::Relaxed);
         }
         Poll::Ready(Ok(()))
     }
@@ -310,7 +353,8 @@ impl AsyncWrite for PortStream {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.writer).poll_shutdown(cx)
+        ready!(Pin::new(&mut self.writer).poll_shutdown(cx))?;
+        self.reader.poll_end(cx)
     }
 }
 

@@ -280,6 +280,21 @@ async fn trees_go_and_come() {
             .unwrap()
             .contains("exclude: [b\"*.o\"], follow: true")
     );
+    // One of an enemy.
+    let mut enemy = tar::Builder::new(Vec::new());
+    let mut header = tar::Header::new_gnu();
+    header.set_entry_type(tar::EntryType::Symlink);
+    header.set_size(0);
+    enemy
+        .append_link(&mut header, "way", dir.path().join("out"))
+        .unwrap();
+    header.set_entry_type(tar::EntryType::Regular);
+    enemy.append_data(&mut header, "way/f", &b""[..]).unwrap();
+    mock.archive(enemy.into_inner().unwrap());
+    std::fs::create_dir(dir.path().join("out")).unwrap();
+    let error = files.pull_dir("/dir", &to).await.unwrap_err();
+    assert!(error.is(Reason::ArchiveRefused), "{error}");
+    assert_eq!(std::fs::read_dir(dir.path().join("out")).unwrap().count(), 0);
     let error = files.pull_dir("/file", &to).await.unwrap_err();
     assert!(error.is(Reason::NotADirectory));
     let error = files
@@ -482,6 +497,35 @@ async fn each_direction_of_a_port_ends_by_itself() {
     writer.write_all(b"x").await.unwrap();
     drop(reader);
     mock.until(|seen| seen.cancelled > before).await;
+}
+
+#[tokio::test]
+async fn what_was_written_arrives_though_its_writer_goes_away() {
+    let mock = Mock::start();
+    let sandbox = sandbox(&mock).await;
+    let sent = vec![b'x'; 3_000_000];
+    let mut port = sandbox.forward(8).connect().await.unwrap();
+    let mut text = String::new();
+    within(port.read_to_string(&mut text)).await.unwrap();
+    assert_eq!(text, "hello");
+    within(async {
+        port.write_all(&sent).await?;
+        port.shutdown().await
+    })
+    .await
+    .unwrap();
+    drop(port);
+    assert_eq!(mock.seen().forwarded, 3_000_000);
+    // And by a listener, whose client's end comes last.
+    let listener = sandbox.forward(8).listen(("127.0.0.1", 0)).await.unwrap();
+    let mut socket = tokio::net::TcpStream::connect(listener.local_addr())
+        .await
+        .unwrap();
+    within(socket.read_to_string(&mut text)).await.unwrap();
+    socket.write_all(&sent).await.unwrap();
+    drop(socket);
+    mock.until(|seen| seen.forwarded == 6_000_000).await;
+    assert_eq!(mock.seen().cancelled, 0);
 }
 
 #[tokio::test]

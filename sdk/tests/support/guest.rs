@@ -143,7 +143,8 @@ impl Service {
         Ok(Response::new(v1::AgentPushReply { entries: 3, bytes }))
     }
 
-    /// A port's program: 7 gives back what comes, 2 resets, 3 goes away without an end, the others refuse.
+    /// A port's program: 7 gives back what comes, 8 says its word first, 2 resets, 3 goes away without an end, the others
+    /// refuse.
     pub(crate) async fn connect(
         &self,
         mut input: Streaming<v1::PortForwardIn>,
@@ -155,7 +156,7 @@ impl Service {
         else {
             return Err(Status::invalid_argument("no open"));
         };
-        if ![2, 3, 7].contains(&open.port) {
+        if ![2, 3, 7, 8].contains(&open.port) {
             return Err(refusal(Reason::PortRefused, "guest", None));
         }
         let (output, replies) = mpsc::channel(4);
@@ -164,6 +165,10 @@ impl Service {
             let mut guard = Attendant(service.clone(), false);
             let say = async |m| drop(output.send(Ok(v1::PortForwardOut { m: Some(m) })).await);
             say(Out::Ready(v1::PortForwardReady {})).await;
+            if open.port == 8 {
+                say(Out::Data("hello".into())).await;
+                say(Out::Eof(v1::PortForwardEof {})).await;
+            }
             loop {
                 let message = tokio::select! {
                     message = input.message() => message,
@@ -172,16 +177,22 @@ impl Service {
                 match message.ok().flatten().and_then(|message| message.m) {
                     Some(In::Data(data)) => {
                         service.note(|seen| seen.forwarded += data.len());
-                        say(Out::Data(data)).await;
+                        if open.port != 8 {
+                            say(Out::Data(data)).await;
+                        }
                     }
                     Some(In::Eof(_)) => break,
                     Some(In::Open(_)) | None => return,
                 }
                 match open.port {
                     2 => drop(output.send(Err(refusal(Reason::PortReset, "guest", None))).await),
-                    7 => continue,
+                    7 | 8 => continue,
                     _ => {}
                 }
+                guard.1 = true;
+                return;
+            }
+            if open.port == 8 {
                 guard.1 = true;
                 return;
             }

@@ -370,11 +370,17 @@ async fn pour(
     let mut piece = vec![0; PIECE];
     let mut count = 0_u64;
     loop {
-        let read = from.read(&mut piece).await;
-        let length = read.map_err(|error| match error.downcast::<sandbox_sdk::Error>() {
-            Ok(error) => Fault::Sdk(error),
-            Err(error) => Fault::Io("cp", error),
-        })?;
+        let length = match from.read(&mut piece).await {
+            Ok(length) => length,
+            Err(error) => {
+                // What came before it is passed on; that it was not all is told by the error.
+                to.flush().await.ok();
+                return Err(match error.downcast::<sandbox_sdk::Error>() {
+                    Ok(error) => Fault::Sdk(error),
+                    Err(error) => Fault::Io("cp", error),
+                });
+            }
+        };
         let Some(data @ [_, ..]) = piece.get(..length) else {
             break;
         };
