@@ -1,6 +1,6 @@
 //! Connections to ports of a guest's own loopback.
 //!
-//! May call: sandbox, guest, client, retry, error, tasks.
+//! May call: sandbox, guest, retry, error, tasks.
 //! Never inside: an end that was a reset: the end of one direction is an end of file there and leaves the other open, and a
 //! connection that broke is an error.
 //! Cancel safety: dropping a connection closes it in the guest; dropping a listener closes it and all its connections.

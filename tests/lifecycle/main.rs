@@ -16,6 +16,7 @@ mod claims;
 mod commands;
 mod disk;
 mod ending;
+mod examples;
 mod failing;
 mod files;
 mod node;

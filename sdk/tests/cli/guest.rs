@@ -171,6 +171,23 @@ fn cp_saves_a_file_whole_with_its_mode() {
 }
 
 #[test]
+fn an_interrupted_cp_leaves_the_old_file() {
+    let mock = Mock::start();
+    let dir = tempfile::tempdir().unwrap();
+    let old = dir.path().join("old");
+    fs::write(&old, "old").unwrap();
+    let mut child = start(&mock, &["cp", "sb_1:/flood", old.to_str().unwrap()]);
+    while fs::read_dir(dir.path()).unwrap().count() < 2 {
+        std::thread::yield_now();
+    }
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert_eq!(fs::read(&old).unwrap(), b"old");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+}
+
+#[test]
 fn ls_shows_names_that_move_no_cursor() {
     let mock = Mock::start();
     assert_eq!(

@@ -26,7 +26,7 @@ use sandbox_sdk::Reason;
 
 pub use daemon::{Daemon, Refused};
 pub use leaks::Leaks;
-pub use programs::{image, program};
+pub use programs::{example, image, program};
 pub use setup::{Agent, Setup};
 
 /// Bound for a wait that never lasts unless something is broken: generous, so that a busy machine does not fail a test.

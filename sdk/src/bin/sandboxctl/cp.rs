@@ -23,6 +23,7 @@ use crate::{
     guest::{self, As},
     meter::Meter,
     print::{self, Out},
+    signals::Signals,
 };
 
 /// Bytes that one read takes at most.
@@ -104,7 +105,12 @@ struct Copy {
 
 pub(crate) async fn cp(reach: &Reach, args: CpArgs, out: Out) -> Result<(), Fault> {
     let limit = args.limit.timeout;
-    crate::within(limit, copy(reach, args, out)).await
+    let mut signals = Signals::catch()?;
+    // What is dropped cleans up, here and in the guest; what is killed does not.
+    tokio::select! {
+        copied = crate::within(limit, copy(reach, args, out)) => copied,
+        number = signals.next() => Err(Fault::Signal(number)),
+    }
 }
 
 async fn copy(reach: &Reach, args: CpArgs, out: Out) -> Result<(), Fault> {

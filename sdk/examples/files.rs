@@ -1,0 +1,94 @@
+//! Writes and reads files of a sandbox, copies a tree there and back, looks for lines and replaces some.
+//!
+//! `cargo run --example files -- unix:/run/sandboxd/api.sock`
+#![expect(clippy::print_stdout, reason = "examples print")]
+
+use anyhow::Context as _;
+use sandbox_sdk::{Client, Reason, files::FindEvent, v1::FileKind};
+use tokio::io::AsyncReadExt as _;
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> anyhow::Result<()> {
+    let address = std::env::args()
+        .nth(1)
+        .unwrap_or_else(|| Client::DEFAULT_ADDRESS.to_owned());
+    let client = Client::connect(&address).await?;
+    let sandbox = client.claim("default").await?;
+    let files = sandbox.files();
+    // Engine stub isolates nothing: a directory of our own.
+    let work = format!("/tmp/{}", sandbox.id());
+
+    let notes = format!("{work}/src/notes.txt");
+    let written = files
+        .write(&notes)
+        .parents()
+        .mode(0o600)
+        .bytes("one\ntwo\nthree\n")
+        .await?;
+    println!("{} bytes written, modes {:o}", written.bytes, written.stat.mode);
+
+    // Whoever has changed it meanwhile is not written over.
+    let stale = files
+        .write(&notes)
+        .if_unchanged_since(written.stat.mtime_ns - 1)
+        .bytes("")
+        .await;
+    assert!(stale.is_err_and(|error| error.is(Reason::MtimeChanged)));
+
+    // As a stream, of any length: memory does not grow with it.
+    let mut reader = files.read(&notes).offset(4).stream().await?;
+    let mut text = String::new();
+    reader.read_to_string(&mut text).await?;
+    println!("of {} bytes, from the fifth: {text:?}", reader.stat().size);
+
+    // A tree goes to this machine and back.
+    let here = std::env::temp_dir().join(format!("{}-here", sandbox.id()));
+    let pulled = files.pull_dir(format!("{work}/src"), &here).await?;
+    println!(
+        "pulled {} entries, {} bytes",
+        pulled.unpacked.entries, pulled.unpacked.bytes
+    );
+    let pushed = files.push_dir(&here, format!("{work}/copy")).await?;
+    println!("pushed {} entries", pushed.entries);
+    std::fs::remove_dir_all(&here)?;
+
+    let mut entries = files.list(&work).depth(3).stream().await?;
+    while let Some(entry) = entries.next().await {
+        let entry = entry?;
+        let directory = entry.stat.context("an entry says what it is")?.kind() == FileKind::Directory;
+        println!(
+            "{}{}",
+            entry.name.escape_ascii(),
+            if directory { "/" } else { "" }
+        );
+    }
+
+    let replaced = files
+        .replace("t(wo|hree)", "T$1")
+        .path(&work)
+        .glob("*.txt")
+        .run()
+        .await?;
+    println!(
+        "{} replaced in {} files",
+        replaced.done.replacements, replaced.done.files
+    );
+    let mut finding = files.find(&work, "^T").stream().await?;
+    while let Some(event) = finding.next().await {
+        match event? {
+            FindEvent::Line(line) => {
+                println!(
+                    "{}:{}: {}",
+                    line.path.escape_ascii(),
+                    line.line,
+                    line.text.escape_ascii()
+                );
+            }
+            FindEvent::Done(done) => println!("{} lines in {} files", done.matches, done.searched),
+        }
+    }
+
+    files.remove(&work).recursive().await?;
+    sandbox.release().await?;
+    Ok(())
+}
