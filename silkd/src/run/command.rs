@@ -66,23 +66,32 @@ fn refuse(reason: Reason, message: impl Into<String>) -> Refusal {
 /// # Errors
 /// `INVALID_COMMAND`.
 pub(super) fn of_start(start: &mut ExecStart) -> Result<Command, Refusal> {
-    let command = start.command.take();
-    let command = command.ok_or_else(|| refuse(Reason::InvalidCommand, "no command in the first message"))?;
+    taken(&mut start.command)
+}
+
+/// The command of a request, if this version can run it.
+///
+/// # Errors
+/// `INVALID_COMMAND`.
+pub(super) fn taken(command: &mut Option<Command>) -> Result<Command, Refusal> {
+    let command = command.take();
+    let command = command.ok_or_else(|| refuse(Reason::InvalidCommand, "no command in the request"))?;
     if command.tty.is_some() {
         let message = "terminals come with a later version: leave `tty` out";
         return Err(refuse(Reason::InvalidCommand, message));
     }
-    match OnDisconnect::try_from(start.on_disconnect) {
-        Ok(OnDisconnect::Unspecified | OnDisconnect::Kill) => Ok(command),
-        Ok(OnDisconnect::Detach) => {
-            let message = "detached programs come with a later version: leave `on_disconnect` at KILL";
-            Err(refuse(Reason::InvalidCommand, message))
-        }
-        Err(_unknown) => {
-            let message = format!("{} is no value of `on_disconnect`", start.on_disconnect);
-            Err(refuse(Reason::InvalidCommand, message))
-        }
-    }
+    Ok(command)
+}
+
+/// What becomes of the program of an Exec whose caller is gone.
+///
+/// # Errors
+/// `INVALID_COMMAND`.
+pub(super) fn on_disconnect(start: &ExecStart) -> Result<OnDisconnect, Refusal> {
+    OnDisconnect::try_from(start.on_disconnect).map_err(|_unknown| {
+        let message = format!("{} is no value of `on_disconnect`", start.on_disconnect);
+        refuse(Reason::InvalidCommand, message)
+    })
 }
 
 /// Who the command is to run as; empty: nobody was named.
@@ -285,24 +294,22 @@ mod tests {
 
     #[test]
     fn what_comes_later_is_refused_and_not_ignored() {
-        let start = |command, on_disconnect| ExecStart {
+        let start = |command| ExecStart {
             command,
-            on_disconnect,
             ..ExecStart::default()
         };
         let tty = Command {
             tty: Some(Tty::default()),
             ..command(&[b"sh"])
         };
-        for mut start in [
-            start(None, 0),
-            start(Some(tty), 0),
-            start(Some(command(&[b"sh"])), OnDisconnect::Detach.into()),
-            start(Some(command(&[b"sh"])), 77),
-        ] {
+        for mut start in [start(None), start(Some(tty))] {
             assert_eq!(of_start(&mut start).unwrap_err().reason, Reason::InvalidCommand);
         }
-        assert!(of_start(&mut start(Some(command(&[b"sh"])), 0)).is_ok());
+        let mut plain = start(Some(command(&[b"sh"])));
+        assert!(of_start(&mut plain).is_ok());
+        assert_eq!(on_disconnect(&plain).unwrap(), OnDisconnect::Unspecified);
+        plain.on_disconnect = 77;
+        assert_eq!(on_disconnect(&plain).unwrap_err().reason, Reason::InvalidCommand);
     }
 
     #[test]

@@ -54,10 +54,17 @@ impl Output {
         self.pipe.is_none() || matches!(self.left, Some(0))
     }
 
+    /// Bytes that are in the pipe.
+    pub(super) fn pending(&self) -> u64 {
+        let pipe = self.pipe.as_ref();
+        pipe.and_then(|pipe| rustix::io::ioctl_fionread(pipe).ok())
+            .unwrap_or(0)
+    }
+
     /// From now on only what is in the pipe counts.
     pub(super) fn only_what_is_there(&mut self) {
-        if let (Some(pipe), None) = (&self.pipe, self.left) {
-            self.left = Some(rustix::io::ioctl_fionread(pipe).unwrap_or(0));
+        if self.left.is_none() {
+            self.left = Some(self.pending());
         }
     }
 

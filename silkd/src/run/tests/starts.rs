@@ -261,11 +261,11 @@ async fn what_this_version_does_not_do_is_refused() {
     let (reason, status) = guest.refused(tty).await;
     assert_eq!(reason, Reason::InvalidCommand);
     assert!(status.message().contains("later version"), "{}", status.message());
-    let detach = ExecStart {
-        on_disconnect: 2,
+    let unknown = ExecStart {
+        on_disconnect: 3,
         ..of(sh("true"))
     };
-    let (reason, _) = refusal(guest.run_start(detach).await.unwrap_err());
+    let (reason, _) = refusal(guest.run_start(unknown).await.unwrap_err());
     assert_eq!(reason, Reason::InvalidCommand);
     let nothing = futures_util::stream::iter([ExecIn { m: None }]);
     let (reason, _) = refusal(
