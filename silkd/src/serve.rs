@@ -1,6 +1,7 @@
 //! Start and stop of the agent: who runs, and in which order they end.
 //!
-//! May call: agent, clock, conditions, control, events, gate, link, places, refusal, run, server, tasks.
+//! May call: agent, clock, conditions, control, events, fs, gate, link, places, refusal, relay, run,
+//! server, tasks.
 //! Never inside: a call's work.
 
 use std::{io, path::PathBuf, sync::Arc, time::Duration};
@@ -22,10 +23,12 @@ use crate::{
     conditions::{Conditions, Kind},
     control::{self, Control, Facts, machine::Machine},
     events::Events,
+    fs::Files,
     gate::{Gate, State, Turn},
     link::{Link, Serves, Source},
     places::Places,
     refusal::chain,
+    relay::Relay,
     run::{RunConfig, RunError, Runner},
     server::Server,
     tasks,
@@ -114,6 +117,7 @@ struct Running {
     events: Events,
     gate: Gate,
     runner: Runner,
+    files: Files,
     power_off: watch::Receiver<bool>,
     /// True ends the links.
     links_end: watch::Sender<bool>,
@@ -148,9 +152,12 @@ impl Running {
         };
         let (control, actor) = Control::new(parts.clone());
         let facts = control.facts().clone();
+        let files = Files::default();
         let agent_parts = agent::Parts {
             control: parts,
+            files: files.clone(),
             base_env,
+            relay: Relay::default(),
             pid1: setup.pid1,
             started,
         };
@@ -179,6 +186,7 @@ impl Running {
             events,
             gate,
             runner,
+            files,
             power_off,
             links_end,
         })
@@ -211,6 +219,7 @@ impl Running {
         for link in self.links {
             end(link, FAREWELL).await;
         }
+        self.files.stop().await;
         end(self.actor, Duration::ZERO).await;
         if let Some(follow) = self.follow {
             end(follow, Duration::ZERO).await;

@@ -61,10 +61,44 @@ impl hyper::service::Service<Request<Incoming>> for Server {
             .map(|(service, _method)| service);
         // The generated services answer what they do not know with UNIMPLEMENTED.
         match service {
-            Some("/sandbox.v1.Agent") => Box::pin(guarded(async move { agent.call(request).await })),
-            Some("/sandbox.v1.AgentControl") => Box::pin(guarded(async move { control.call(request).await })),
+            Some("/sandbox.v1.Agent") => {
+                let request = request.map(Half);
+                Box::pin(guarded(async move { agent.call(request).await }))
+            }
+            Some("/sandbox.v1.AgentControl") => {
+                let request = request.map(Half);
+                Box::pin(guarded(async move { control.call(request).await }))
+            }
             Some(_) | None => Box::pin(async { Ok(Status::unimplemented("no such service").into_http()) }),
         }
+    }
+}
+
+/// What a caller sends. A stream that was broken off is an error: tonic would take a cancelled one, and hyper one that
+/// was reset without an error, for one that has come to its end, and half a file for a whole one.
+struct Half<B>(B);
+
+impl<B> http_body::Body for Half<B>
+where
+    B: http_body::Body<Data = Bytes> + Unpin,
+{
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let left = || Status::aborted("the caller broke the call off");
+        Poll::Ready(match std::task::ready!(Pin::new(&mut self.0).poll_frame(cx)) {
+            Some(frame) => Some(frame.map_err(|_broken| left())),
+            None if self.0.is_end_stream() => None,
+            None => Some(Err(left())),
+        })
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_end_stream()
     }
 }
 
@@ -136,6 +170,36 @@ mod tests {
         let mut headers = HeaderMap::new();
         status.add_header(&mut headers).unwrap();
         headers
+    }
+
+    /// What a handler gets of a request whose body is this.
+    async fn received<B>(body: B) -> Result<usize, Code>
+    where
+        B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
+    {
+        use sandbox_protocol::v1::Chunk;
+        use tonic::codec::Codec as _;
+        let decoder = tonic_prost::ProstCodec::<Chunk, Chunk>::default().decoder();
+        let mut messages = tonic::Streaming::<Chunk>::new_request(decoder, Half(body), None, None);
+        let mut count = 0;
+        while let Some(_message) = messages.message().await.map_err(|status| status.code())? {
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    #[tokio::test]
+    async fn f02_a_request_that_is_broken_off_does_not_end() {
+        let message = || Bytes::from_static(b"\0\0\0\0\x03\x0a\x01x");
+        assert_eq!(received(http_body_util::Full::new(message())).await, Ok(1));
+        // Cancelled, as HTTP/2 and tonic have it.
+        let frames = [Ok(Frame::data(message())), Err(Status::cancelled("left"))];
+        let body = http_body_util::StreamBody::new(futures_util::stream::iter(frames));
+        assert_eq!(received(body).await, Err(Code::Aborted));
+        // Reset without an error, which hyper shows as no more frames of a body that has not ended.
+        let frames = [Ok::<_, Status>(Frame::data(message()))];
+        let body = http_body_util::StreamBody::new(futures_util::stream::iter(frames));
+        assert_eq!(received(body).await, Err(Code::Aborted));
     }
 
     #[tokio::test]

@@ -1,6 +1,6 @@
 //! `Agent`: what a claimer uses. Decode, call, map the error.
 //!
-//! May call: agent/*, clock, control, gate, refusal, run.
+//! May call: agent/*, clock, control, fs, gate, refusal, relay, run.
 //! Never inside: work of its own.
 //! Cancel safety: a call that is dropped drops its stream's guard, which acts at once.
 
@@ -18,15 +18,23 @@ use std::{sync::Arc, time::Duration};
 
 use sandbox_protocol::v1::EnvVar;
 
-use crate::control::{Facts, Parts as ControlParts};
+use crate::{
+    control::{Facts, Parts as ControlParts},
+    fs::Files,
+    relay::Relay,
+};
 
 /// What the service is made of.
 #[derive(Debug, Clone)]
 pub struct Parts {
     /// Shared with control.
     pub control: ControlParts,
+    /// Files.
+    pub files: Files,
     /// The image's environment.
     pub base_env: Arc<Vec<EnvVar>>,
+    /// The forwards that are open.
+    pub relay: Relay,
     /// False in test mode.
     pub pid1: bool,
     /// When silkd started, since the machine's boot.

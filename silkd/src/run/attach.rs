@@ -21,7 +21,7 @@ use tonic::{Status, Streaming};
 use super::{
     ExecCtx, Runner,
     detached::{Target, find},
-    input::{self, End, Source},
+    input::{self, End, Source, Stdin},
     log::{Piece, Side},
     logs::{Extent, Follow, Item, Reader},
     seat::Seat,
@@ -248,7 +248,7 @@ impl Runner {
         let input = match given {
             Some((job, seat)) => {
                 let source = Source::look(messages, End::LeavesStdin)?;
-                let pump = input::pump(job, source, seat, Time::new(None));
+                let pump = input::pump(job, source, Stdin::new(seat), Time::new(None));
                 Some(tasks::spawn(pump))
             }
             // What it sends is not looked at.

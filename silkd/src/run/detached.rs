@@ -249,6 +249,7 @@ impl Runner {
         let ends = Ends {
             stdin: request.keep_stdin,
             merge: wanted.merge,
+            tty: wanted.tty,
         };
         let (core, stdin) = Core::start(shared, wanted.plan, ends, job.clone()).await?;
         // Free at once, with the program's input in it.

@@ -22,7 +22,7 @@ use super::{
     command::{self, Timeout, Wanted},
     core::{Core, Ends, Event},
     detached::{self, Naming, RETAIN},
-    input::{self, End, Source},
+    input::{self, End, Source, Stdin},
     job::Birth,
     log::Side,
     logs::{Follow, Item, Reader},
@@ -99,7 +99,7 @@ struct Ready {
 }
 
 fn prepare(shared: &Shared, ctx: ExecCtx, mut first: ExecStart) -> Result<Ready, Refusal> {
-    let command = command::of_start(&mut first)?;
+    let command = command::taken(&mut first.command)?;
     let naming = match command::on_disconnect(&first)? {
         OnDisconnect::Unspecified | OnDisconnect::Kill => None,
         OnDisconnect::Detach => Some(Naming::of(&first.name, "", first.log_bytes, 0)?),
@@ -111,6 +111,7 @@ fn prepare(shared: &Shared, ctx: ExecCtx, mut first: ExecStart) -> Result<Ready,
         ends: Ends {
             stdin: first.stdin,
             merge: wanted.merge,
+            tty: wanted.tty,
         },
         wanted,
         asleep: Box::pin(ctx.gate.hibernated()),
@@ -167,15 +168,15 @@ pub(super) async fn exec(
         _seat: seat,
     };
     let source = Source::look(input, End::ClosesStdin)?;
-    if !source.is_over() || !time.is_over() {
+    let stdin = Stdin::new(Seat::first(&job, stdin)).typed(ends.stdin);
+    if !source.is_over() || stdin.has_more() || !time.is_over() {
         let stays = stream.stays();
-        let seat = Seat::first(&job, stdin);
         stream.pumped = true;
         stream.pump = Some(tasks::spawn(async move {
-            let fed = input::pump(job.clone(), source, seat, time).await;
+            let fed = input::pump(job.clone(), source, stdin, time).await;
             // At once, whether or not the client still reads.
             if fed.is_err() && !stays {
-                job.abandon();
+                job.forsake();
             }
             fed
         }));

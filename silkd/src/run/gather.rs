@@ -17,7 +17,7 @@ use super::{
     command::{self, Timeout},
     core::{Core, Ends, Event},
     detached,
-    input::{self, Source},
+    input::{self, Source, Stdin},
     job::Birth,
     log::Side,
     seat::Seat,
@@ -171,13 +171,15 @@ impl Runner {
         let ends = Ends {
             stdin: !request.stdin.is_empty(),
             merge: wanted.merge,
+            tty: wanted.tty,
         };
         let job = shared.admit(Birth::new(Kind::Exec, wanted.argv, wanted.uid, wanted.keep))?;
         let (core, stdin) = Core::start(shared, wanted.plan, ends, job.clone()).await?;
         let time = Time::new(wanted.timeout);
-        let pump = (ends.stdin || !time.is_over()).then(|| {
-            let seat = Seat::first(&job, stdin);
-            tasks::spawn(input::pump(job.clone(), Source::whole(request.stdin), seat, time))
+        let stdin = Stdin::new(Seat::first(&job, stdin)).typed(ends.stdin);
+        let pump = (ends.stdin || stdin.has_more() || !time.is_over()).then(|| {
+            let source = Source::whole(request.stdin);
+            tasks::spawn(input::pump(job.clone(), source, stdin, time))
         });
         let trace = request.trace.then_some((arrived, pump.is_some()));
         let gathering = Gathering {

@@ -14,6 +14,7 @@ use tonic::{Status, Streaming};
 
 use super::{
     job::{Job, Scope},
+    pty,
     seat::Seat,
     time::Time,
 };
@@ -149,23 +150,89 @@ fn broken(status: &Status) -> Refusal {
     refuse(Reason::InvalidCommand, status.message())
 }
 
-/// Input on its way to the program.
-struct Stdin {
+/// Input on its way to the program: to a pipe, a terminal, or nowhere.
+#[derive(Debug)]
+pub(super) struct Stdin {
     seat: Seat,
-    /// No more is to come.
+    tty: bool,
+    /// No more is to come. A terminal goes on for whoever types the next.
     shut: bool,
-    queue: VecDeque<Bytes>,
+    queue: VecDeque<Item>,
     queued: usize,
 }
 
+#[derive(Debug)]
+enum Item {
+    Data(Bytes),
+    /// A terminal's own sign of the end. Which one that is depends on when it is typed.
+    End,
+}
+
+impl Item {
+    /// What it counts in the queue.
+    fn len(&self) -> usize {
+        match self {
+            Self::Data(data) => data.len(),
+            Self::End => 1,
+        }
+    }
+}
+
 impl Stdin {
+    pub(super) fn new(seat: Seat) -> Self {
+        Self {
+            tty: seat.job().is_tty(),
+            seat,
+            shut: false,
+            queue: VecDeque::new(),
+            queued: 0,
+        }
+    }
+
+    /// Nobody types at it, if it is a terminal, unless `typed`.
+    pub(super) fn typed(mut self, typed: bool) -> Self {
+        if self.tty && !typed {
+            self.shut();
+        }
+        self
+    }
+
+    /// Whether there is anything to do even if the client brings nothing: a terminal has to be told that.
+    pub(super) const fn has_more(&self) -> bool {
+        self.tty
+    }
+
+    /// Whether there is nothing to do until the client brings something.
+    fn is_idle(&self) -> bool {
+        self.seat.stdin.is_none() || (self.queue.is_empty() && (self.tty || !self.shut))
+    }
+
+    fn push(&mut self, item: Item) {
+        self.queued = self.queued.saturating_add(item.len());
+        self.queue.push_back(item);
+    }
+
     fn take(&mut self, data: Bytes, job: &Job) {
         if self.seat.stdin.is_none() || self.shut {
             job.discard(data.len());
         } else if !data.is_empty() {
-            self.queued = self.queued.saturating_add(data.len());
-            self.queue.push_back(data);
+            self.push(Item::Data(data));
         }
+    }
+
+    /// No more comes, for now.
+    fn end(&mut self) {
+        match self.tty {
+            false => self.shut = true,
+            true if self.shut => {}
+            true => self.push(Item::End),
+        }
+    }
+
+    /// No more comes.
+    fn shut(&mut self) {
+        self.end();
+        self.shut = true;
     }
 
     /// Writes what it can of the queue. Resolves after progress; never, if there is nothing to write.
@@ -176,12 +243,26 @@ impl Stdin {
         let Ok(mut ready) = pipe.writable().await else {
             return self.close(job);
         };
+        let end;
+        let bytes = match first {
+            Item::Data(data) => &data[..],
+            Item::End => {
+                end = pty::end_of_file(pipe);
+                end.as_slice()
+            }
+        };
         job.wrote();
-        match rustix::io::write(pipe, first) {
+        match rustix::io::write(pipe, bytes) {
             Ok(n) => {
-                drop(first.split_to(n));
-                self.queued = self.queued.saturating_sub(n);
-                if first.is_empty() {
+                let whole = n >= bytes.len();
+                self.queued = self.queued.saturating_sub(match first {
+                    Item::Data(data) => {
+                        drop(data.split_to(n));
+                        n
+                    }
+                    Item::End => first.len(),
+                });
+                if whole {
                     self.queue.pop_front();
                 }
             }
@@ -193,9 +274,19 @@ impl Stdin {
     }
 
     fn close(&mut self, job: &Job) {
-        self.seat.stdin = None;
+        // Whoever opens the terminal anew reads what is typed then.
+        self.seat.stdin.take_if(|_| !self.tty);
         self.queue.clear();
         job.discard(std::mem::take(&mut self.queued));
+    }
+
+    fn resize(&self, size: Size) -> Result<(), Refusal> {
+        match &self.seat.stdin {
+            Some(master) if self.tty => pty::resize(master, size),
+            // Broken: its program is gone.
+            None if self.tty => Ok(()),
+            Some(_) | None => Err(refuse(Reason::NotATty, "the program has no terminal")),
+        }
     }
 }
 
@@ -215,22 +306,15 @@ impl Drop for Stdin {
 pub(super) async fn pump<M: Into<Fed>>(
     job: Arc<Job>,
     mut source: Source<M>,
-    seat: Seat,
+    mut stdin: Stdin,
     mut time: Time,
 ) -> Result<(), Refusal> {
-    let mut stdin = Stdin {
-        seat,
-        shut: false,
-        queue: VecDeque::new(),
-        queued: 0,
-    };
     let mut open = true;
     loop {
-        if stdin.shut && stdin.queue.is_empty() {
+        if stdin.shut && stdin.queue.is_empty() && !stdin.tty {
             stdin.seat.stdin = None;
         }
-        let idle = stdin.seat.stdin.is_none() || (stdin.queue.is_empty() && !stdin.shut);
-        if !open && idle && time.is_over() {
+        if !open && stdin.is_idle() && time.is_over() {
             return Ok(());
         }
         tokio::select! {
@@ -243,7 +327,10 @@ pub(super) async fn pump<M: Into<Fed>>(
                 Ok(Some(message)) => accept(message, &job, &mut stdin)?,
                 Ok(None) => {
                     open = false;
-                    stdin.shut |= source.end == End::ClosesStdin;
+                    match source.end {
+                        End::ClosesStdin => stdin.shut(),
+                        End::LeavesStdin => {}
+                    }
                 }
                 Err(status) => return Err(broken(&status)),
             },
@@ -270,7 +357,7 @@ fn accept(message: Fed, job: &Arc<Job>, stdin: &mut Stdin) -> Result<(), Refusal
             Ok(())
         }
         Fed::Close => {
-            stdin.shut = true;
+            stdin.end();
             Ok(())
         }
         Fed::Signal(signal) => {
@@ -278,10 +365,7 @@ fn accept(message: Fed, job: &Arc<Job>, stdin: &mut Stdin) -> Result<(), Refusal
             job.signal(signal, scope);
             Ok(())
         }
-        Fed::Resize(size) => {
-            let message = format!("the program has no terminal to be {}x{}", size.cols, size.rows);
-            Err(refuse(Reason::NotATty, message))
-        }
+        Fed::Resize(size) => stdin.resize(size),
     }
 }
 

@@ -39,7 +39,6 @@ pub(super) struct Birth {
     pub(super) keep: bool,
     /// For how many seconds its entry is kept when it has exited, if it is: it has a log then.
     pub(super) retain: Option<u32>,
-    pub(super) tty: bool,
 }
 
 impl Birth {
@@ -51,7 +50,6 @@ impl Birth {
             uid,
             keep,
             retain: None,
-            tty: false,
         }
     }
 }
@@ -84,6 +82,8 @@ pub(super) struct State {
     /// Why the whole tree has to end, whatever `keep` says.
     pub(super) doom: Option<Doom>,
     pub(super) timed_out: bool,
+    /// It was given a controlling terminal.
+    pub(super) terminal: bool,
     /// We sent KILL.
     pub(super) killed_by_us: bool,
     pub(super) descendants_killed: u32,
@@ -106,6 +106,8 @@ pub(super) struct State {
 pub(super) enum Doom {
     TimedOut,
     Abandoned,
+    /// Its terminal is gone, which it was told: it is abandoned when it had time for that.
+    HungUp,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -184,6 +186,7 @@ impl Job {
             oom_kills: shared.oom_kills(),
             doom: None,
             timed_out: false,
+            terminal: false,
             killed_by_us: false,
             descendants_killed: 0,
             retain: birth.retain,
@@ -243,7 +246,7 @@ impl Job {
         let kind = self.kind();
         let state = self.lock();
         let (cloned, phase) = (state.cloned, state.phase);
-        let record = state.record;
+        let (record, tty) = (state.record, state.terminal);
         drop(state);
         let since = match phase {
             Phase::Starting => None,
@@ -268,7 +271,7 @@ impl Job {
             log_start: extent.start,
             log_end: extent.end,
             readers: extent.readers,
-            tty: self.birth.tty,
+            tty,
         }
     }
 
@@ -295,8 +298,13 @@ impl Job {
             ended: now,
             until: now.saturating_add(retain),
             record,
-            tty: self.birth.tty,
+            tty: state.terminal,
         }
+    }
+
+    /// Whether it has a terminal.
+    pub(super) fn is_tty(&self) -> bool {
+        self.lock().terminal
     }
 
     /// Whether its entry is kept.
@@ -360,7 +368,7 @@ impl Job {
         let mut state = self.lock();
         state.cloned = Some(clock::since_boot());
         match (&state.doom, &state.hold) {
-            (Some(Doom::Abandoned | Doom::TimedOut), _) => Err(()),
+            (Some(Doom::Abandoned | Doom::TimedOut | Doom::HungUp), _) => Err(()),
             (None, Hold::Leaf(leaf)) => Ok(Some(leaf.dir())),
             (None, Hold::Session | Hold::Gone) => Ok(None),
         }
@@ -408,7 +416,7 @@ impl Job {
                 (members, members > 0)
             }
         };
-        if populated && !keep {
+        if populated && !keep && !matches!(state.doom, Some(Doom::HungUp)) {
             if !state.killed_by_us {
                 state.descendants_killed = u32::try_from(members).unwrap_or(u32::MAX);
             }

@@ -29,6 +29,7 @@ mod leaf;
 mod log;
 mod logs;
 mod output;
+mod pty;
 mod pump;
 mod runner;
 mod seat;

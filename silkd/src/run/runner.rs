@@ -152,6 +152,15 @@ impl Runner {
         Box::pin(hook::run(&self.shared, path, env, timeout)).await
     }
 
+    /// Whom `spec` (a name or number, then perhaps `:` and a group) means; `None`: nobody was asked for, so silkd
+    /// itself.
+    ///
+    /// # Errors
+    /// `USER_NOT_FOUND`.
+    pub(crate) fn ids_of(&self, spec: &[u8]) -> Result<Option<sys::Ids>, Refusal> {
+        Ok(self.shared.users().resolve(spec)?.ids)
+    }
+
     /// The programs that calls wait for, each as `<kind> <id> <argv[0]>`.
     #[must_use]
     pub fn open(&self) -> Vec<String> {

@@ -23,6 +23,7 @@ use super::{
     job::{Birth, Job, Scope},
     leaf::{self, Work},
     logs::Logs,
+    pty::Seats,
     spawn::Order,
     table::{Name, Table, Taken},
     users::Users,
@@ -47,6 +48,7 @@ pub(super) struct Shared {
     users: Users,
     memory_events: Option<OwnedFd>,
     null: OwnedFd,
+    ttys: Seats,
     orders: Mutex<Option<mpsc::Sender<Order>>>,
     jobs: Mutex<Jobs>,
     /// Added to the time since the boot by tests, which do not wait for what is kept to expire.
@@ -76,6 +78,7 @@ impl Shared {
             buffers: Buffers::default(),
             users: Users::default(),
             null,
+            ttys: Seats::default(),
             orders: Mutex::new(Some(orders)),
             jobs: Mutex::new(Jobs {
                 table: Table::new(EXITED_KEPT),
@@ -160,6 +163,10 @@ impl Shared {
 
     pub(super) const fn null(&self) -> &OwnedFd {
         &self.null
+    }
+
+    pub(super) const fn ttys(&self) -> &Seats {
+        &self.ttys
     }
 
     pub(super) const fn chores(&self) -> &Arc<Chores> {

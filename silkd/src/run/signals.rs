@@ -6,6 +6,7 @@ use rustix::process::Signal;
 
 use super::{
     Job, Scope,
+    chores::Chore,
     job::{Doom, Hold, Phase, State},
     leaf,
 };
@@ -52,6 +53,35 @@ impl Job {
         state.doom = Some(Doom::Abandoned);
         state.unread = true;
         self.kill_tree(&mut state);
+    }
+
+    /// It has a terminal.
+    pub(super) fn has_terminal(&self) {
+        self.lock().terminal = true;
+    }
+
+    /// Its caller is gone: [`abandon`](Self::abandon), but with a terminal as whoever sits at one expects it: SIGHUP,
+    /// and time to act on it.
+    pub(super) fn forsake(self: &Arc<Self>) {
+        let mut state = self.lock();
+        state.unread = true;
+        match (state.terminal, state.phase, state.doom) {
+            (true, Phase::Running, None | Some(Doom::TimedOut)) => {
+                state.doom = Some(Doom::HungUp);
+                self.signal_tree(&mut state, Signal::HUP);
+                // Who is stopped learns of it too.
+                self.signal_tree(&mut state, Signal::CONT);
+                drop(state);
+                self.shared().chores().add(Chore::HungUp(self.clone()));
+            }
+            (true, Phase::Running, Some(Doom::HungUp)) => {}
+            (true, Phase::Running, Some(Doom::Abandoned))
+            | (true, Phase::Starting | Phase::Ended(_), _)
+            | (false, _, _) => {
+                state.doom = Some(Doom::Abandoned);
+                self.kill_tree(&mut state);
+            }
+        }
     }
 
     /// Its time is over: the signal goes to the whole tree. Nothing happens after its end.

@@ -314,8 +314,8 @@ impl tower_service::Service<Request<Body>> for Calls {
 
 /// A stream with bytes before its own.
 pub(crate) struct Prefixed<S> {
-    first: Vec<u8>,
-    stream: S,
+    pub(crate) first: Vec<u8>,
+    pub(crate) stream: S,
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Prefixed<S> {

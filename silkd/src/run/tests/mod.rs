@@ -7,3 +7,4 @@ mod harness;
 mod memory;
 mod starts;
 mod streams;
+mod terminal;
