@@ -252,6 +252,10 @@ fn write_lines(mut lines: mpsc::Receiver<Item>, lost: &AtomicU64, json: bool, mu
         drop(out.write_all(&batch));
         batch.clear();
         if going {
+            #[expect(
+                clippy::disallowed_methods,
+                reason = "the pause itself is wanted: lines gather meanwhile"
+            )]
             std::thread::sleep(REST);
         }
     }
