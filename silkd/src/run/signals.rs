@@ -1,15 +1,25 @@
 //! Signals to a program and to what it started.
 
-use std::{collections::BTreeSet, sync::Arc, task::Waker};
+use std::{collections::BTreeSet, sync::Arc};
 
 use rustix::process::Signal;
 
 use super::{
     Job, Scope,
+    chores::Chore,
     job::{Doom, Hold, Phase, State},
     leaf,
 };
-use crate::{reap, refusal::Refusal};
+use crate::reap;
+
+/// What became of a signal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Sent {
+    /// The leader had ended.
+    pub(super) already_exited: bool,
+    /// Somebody got it.
+    pub(super) signalled: bool,
+}
 
 impl Job {
     /// Asks the whole tree to end, also what outlived its leader.
@@ -45,15 +55,33 @@ impl Job {
         self.kill_tree(&mut state);
     }
 
-    /// As [`abandon`](Self::abandon), and the stream ends with this.
-    pub(super) fn fail(&self, refusal: Refusal) {
+    /// It has a terminal.
+    pub(super) fn has_terminal(&self) {
+        self.lock().terminal = true;
+    }
+
+    /// Its caller is gone: [`abandon`](Self::abandon), but with a terminal as whoever sits at one expects it: SIGHUP,
+    /// and time to act on it.
+    pub(super) fn forsake(self: &Arc<Self>) {
         let mut state = self.lock();
-        state.doom = Some(Doom::Abandoned);
-        state.failed = Some(refusal);
-        self.kill_tree(&mut state);
-        let waker = state.waker.take();
-        drop(state);
-        waker.into_iter().for_each(Waker::wake);
+        state.unread = true;
+        match (state.terminal, state.phase, state.doom) {
+            (true, Phase::Running, None | Some(Doom::TimedOut)) => {
+                state.doom = Some(Doom::HungUp);
+                self.signal_tree(&mut state, Signal::HUP);
+                // Who is stopped learns of it too.
+                self.signal_tree(&mut state, Signal::CONT);
+                drop(state);
+                self.shared().chores().add(Chore::HungUp(self.clone()));
+            }
+            (true, Phase::Running, Some(Doom::HungUp)) => {}
+            (true, Phase::Running, Some(Doom::Abandoned))
+            | (true, Phase::Starting | Phase::Ended(_), _)
+            | (false, _, _) => {
+                state.doom = Some(Doom::Abandoned);
+                self.kill_tree(&mut state);
+            }
+        }
     }
 
     /// Its time is over: the signal goes to the whole tree. Nothing happens after its end.
@@ -88,29 +116,38 @@ impl Job {
         }
     }
 
-    /// Sends a signal; after the leader's end it is a no-op.
-    pub(super) fn signal(self: &Arc<Self>, signal: Signal, scope: Scope) {
+    /// Sends a signal. Once the leader has ended, only the tree of one that is kept can still get it.
+    pub(super) fn signal(self: &Arc<Self>, signal: Signal, scope: Scope) -> Sent {
+        let mut sent = Sent {
+            already_exited: !self.runs(),
+            signalled: false,
+        };
         match scope {
             // The group has the leader's number, which is its own until it is reaped. A group that is gone needs no
             // signal.
             Scope::Group => reap::unreaped(self, |pid| {
-                rustix::process::kill_process_group(pid, signal).ok();
+                sent.signalled = rustix::process::kill_process_group(pid, signal).is_ok();
             }),
             Scope::Leader => {
                 let state = self.lock();
-                if let Some(pidfd) = &state.pidfd {
-                    // It may have ended meanwhile.
-                    rustix::process::pidfd_send_signal(pidfd, signal).ok();
-                }
+                // It may have ended meanwhile.
+                let reaches = |pidfd| rustix::process::pidfd_send_signal(pidfd, signal).is_ok();
+                sent.signalled = state.pidfd.as_ref().is_some_and(reaches);
             }
             Scope::Tree => {
+                let drains = self.drains();
                 let mut state = self.lock();
-                match state.phase {
-                    Phase::Ended(_) => {}
-                    Phase::Starting | Phase::Running => self.signal_tree(&mut state, signal),
+                let there = match state.phase {
+                    Phase::Starting | Phase::Running => true,
+                    Phase::Ended(_) => drains,
+                };
+                sent.signalled = there && !matches!(state.hold, Hold::Gone);
+                if sent.signalled {
+                    self.signal_tree(&mut state, signal);
                 }
             }
         }
+        sent
     }
 
     /// The processes of its tree. Without cgroups, those of its session.
