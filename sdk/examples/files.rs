@@ -3,8 +3,7 @@
 //! `cargo run --example files -- unix:/run/sandboxd/api.sock`
 #![expect(clippy::print_stdout, reason = "examples print")]
 
-use anyhow::Context as _;
-use sandbox_sdk::{Client, Reason, files::FindEvent, v1::FileKind};
+use sandbox_sdk::{Client, Reason, files::FindEvent};
 use tokio::io::AsyncReadExt as _;
 
 #[tokio::main(flavor = "current_thread")]
@@ -54,13 +53,7 @@ async fn main() -> anyhow::Result<()> {
 
     let mut entries = files.list(&work).depth(3).stream().await?;
     while let Some(entry) = entries.next().await {
-        let entry = entry?;
-        let directory = entry.stat.context("an entry says what it is")?.kind() == FileKind::Directory;
-        println!(
-            "{}{}",
-            entry.name.escape_ascii(),
-            if directory { "/" } else { "" }
-        );
+        println!("{}", entry?.name.escape_ascii());
     }
 
     let replaced = files
