@@ -16,7 +16,6 @@ mod claims;
 mod commands;
 mod disk;
 mod ending;
-mod examples;
 mod failing;
 mod files;
 mod node;
