@@ -1,9 +1,9 @@
-//! Writes and reads files of a sandbox, copies a tree there and back, looks for lines and replaces some.
+//! Writes and reads files of a sandbox, and copies a tree out of it and back.
 //!
 //! `cargo run --example files -- unix:/run/sandboxd/api.sock`
 #![expect(clippy::print_stdout, reason = "examples print")]
 
-use sandbox_sdk::{Client, Reason, files::FindEvent};
+use sandbox_sdk::{Client, Reason};
 use tokio::io::AsyncReadExt as _;
 
 #[tokio::main(flavor = "current_thread")]
@@ -54,31 +54,6 @@ async fn main() -> anyhow::Result<()> {
     let mut entries = files.list(&work).depth(3).stream().await?;
     while let Some(entry) = entries.next().await {
         println!("{}", entry?.name.escape_ascii());
-    }
-
-    let replaced = files
-        .replace("t(wo|hree)", "T$1")
-        .path(&work)
-        .glob("*.txt")
-        .run()
-        .await?;
-    println!(
-        "{} replaced in {} files",
-        replaced.done.replacements, replaced.done.files
-    );
-    let mut finding = files.find(&work, "^T").stream().await?;
-    while let Some(event) = finding.next().await {
-        match event? {
-            FindEvent::Line(line) => {
-                println!(
-                    "{}:{}: {}",
-                    line.path.escape_ascii(),
-                    line.line,
-                    line.text.escape_ascii()
-                );
-            }
-            FindEvent::Done(done) => println!("{} lines in {} files", done.matches, done.searched),
-        }
     }
 
     files.remove(&work).recursive().await?;

@@ -101,7 +101,7 @@ impl http_body::Body for EmptyEnd {
     type Error = tonic::Status;
 
     fn poll_frame(
-        mut self: std::pin::Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         _cx: &mut std::task::Context<'_>,
     ) -> std::task::Poll<Option<Result<http_body::Frame<Bytes>, tonic::Status>>> {
         let data = self.0.pop();
