@@ -1,6 +1,6 @@
 //! `Agent`: what a claimer uses. Decode, call, map the error.
 //!
-//! May call: agent/*, clock, control, gate, refusal, relay, run.
+//! May call: agent/*, clock, control, gate, refusal, relay, run, tools.
 //! Never inside: work of its own.
 //! Cancel safety: a call that is dropped drops its stream's guard, which acts at once.
 

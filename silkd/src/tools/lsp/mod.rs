@@ -1,0 +1,2 @@
+//! Language servers.
+pub mod header;
