@@ -1,7 +1,7 @@
 //! Start and stop of the agent: who runs, and in which order they end.
 //!
 //! May call: agent, clock, conditions, control, events, gate, link, places, refusal, relay, run, server,
-//! tasks.
+//! tasks, tools.
 //! Never inside: a call's work.
 
 use std::{io, path::PathBuf, sync::Arc, time::Duration};
@@ -31,6 +31,7 @@ use crate::{
     run::{RunConfig, RunError, Runner},
     server::Server,
     tasks,
+    tools::lsp::Lsp,
 };
 
 /// From TERM to KILL of the programs that run when silkd stops.
@@ -150,10 +151,12 @@ impl Running {
         };
         let (control, actor) = Control::new(parts.clone());
         let facts = control.facts().clone();
+        let languages = parts.places.etc_silkd.join("lsp.d");
         let agent_parts = agent::Parts {
             control: parts,
             base_env,
             relay: Relay::default(),
+            lsp: Lsp::new(languages),
             pid1: setup.pid1,
             started,
         };

@@ -21,6 +21,7 @@ use sandbox_protocol::v1::EnvVar;
 use crate::{
     control::{Facts, Parts as ControlParts},
     relay::Relay,
+    tools::lsp::Lsp,
 };
 
 /// What the service is made of.
@@ -32,6 +33,8 @@ pub struct Parts {
     pub base_env: Arc<Vec<EnvVar>>,
     /// The forwards that are open.
     pub relay: Relay,
+    /// The language servers that run.
+    pub lsp: Lsp,
     /// False in test mode.
     pub pid1: bool,
     /// When silkd started, since the machine's boot.

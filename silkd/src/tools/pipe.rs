@@ -12,7 +12,7 @@ pub(super) async fn read(pipe: &AsyncFd<OwnedFd>, room: usize) -> io::Result<Byt
         let mut ready = pipe.readable().await?;
         let mut bytes = Vec::with_capacity(room);
         match rustix::io::read(pipe, spare_capacity(&mut bytes)) {
-            Ok(_n) => return Ok(bytes.into()),
+            Ok(_n) => return Ok(fitting(bytes)),
             Err(Errno::AGAIN) => ready.clear_ready(),
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
@@ -28,7 +28,7 @@ pub(super) fn left(pipe: &AsyncFd<OwnedFd>, room: usize) -> Bytes {
         // Nothing there, or nobody: as good as nothing.
         rustix::io::read(pipe, spare_capacity(&mut bytes)).ok();
     }
-    bytes.into()
+    fitting(bytes)
 }
 
 /// Writes some of it; gives how many bytes. Cancel safe.
@@ -42,4 +42,10 @@ pub(super) async fn write(pipe: &AsyncFd<OwnedFd>, bytes: &[u8]) -> io::Result<u
             Err(errno) => return Err(errno.into()),
         }
     }
+}
+
+/// Without the room that was not used: whoever keeps some bytes keeps no more than those.
+fn fitting(mut bytes: Vec<u8>) -> Bytes {
+    bytes.shrink_to_fit();
+    bytes.into()
 }

@@ -84,10 +84,10 @@ pub async fn status(
     let mut git = Git::new(runner, ctx, given(&request.context)?);
     let mut porcelain = Porcelain::default();
     git.read(&verbs::status(&request), |bytes| {
-        porcelain.feed(bytes).map_err(unread)
+        porcelain.feed(bytes).map_err(|malformed| unread(&malformed))
     })
     .await?;
-    porcelain.finish().map_err(unread)
+    porcelain.finish().map_err(|malformed| unread(&malformed))
 }
 
 /// Adds to the index. Cancel safe: dropped, it ends git.
@@ -159,7 +159,7 @@ fn given(context: &Option<GitContext>) -> Result<GitContext, Refusal> {
     Ok(context)
 }
 
-fn unread(malformed: Malformed) -> Refusal {
+fn unread(malformed: &Malformed) -> Refusal {
     Refusal::new(
         Reason::GitFailed,
         format!("git's status cannot be read: {malformed}"),

@@ -123,12 +123,11 @@ impl Git {
             ..ChildEnds::default()
         };
         let started = self.runner.child(&self.ctx, &command, Kind::Git, ends).await;
-        started.map(Running::new).map_err(|refusal| match refusal.reason {
-            Reason::ProgramNotFound => Refusal {
-                reason: Reason::GitMissing,
-                ..refusal
-            },
-            _ => refusal,
+        started.map(Running::new).map_err(|mut refusal| {
+            if refusal.reason == Reason::ProgramNotFound {
+                refusal.reason = Reason::GitMissing;
+            }
+            refusal
         })
     }
 
