@@ -1,6 +1,6 @@
 //! Claiming a sandbox.
 //!
-//! May call: client, retry, sandbox, error, token.
+//! May call: client, retry, sandbox, error, token, key.
 //! Never inside: a claim without a request key: what is repeated must be the same claim (docs/failures.md C2).
 
 use std::{
@@ -16,6 +16,7 @@ use sandbox_protocol::v1::{ClaimsClaimRequest, EnvVar, PoolKey, claims_claim_req
 use crate::{
     client::{Client, Terms, via},
     error::Error,
+    key,
     retry::Repeat,
     sandbox::{Grant, Sandbox, SandboxHandle},
     token::Token,
@@ -129,7 +130,7 @@ impl ClaimBuilder {
             return Err(Error::invalid(field, allowed.to_owned()));
         }
         if self.message.request_key.is_none() {
-            self.message.request_key = Some(random_key()?);
+            self.message.request_key = Some(key::random()?);
         }
         let wait = Duration::from_millis(self.message.wait_ms.unwrap_or_default().into());
         let limit = self.timeout.unwrap_or(self.client.timeout().saturating_add(wait));
@@ -164,13 +165,6 @@ pub(crate) fn seconds(duration: Duration) -> Option<u32> {
     u32::try_from(secs).ok()
 }
 
-fn random_key() -> Result<String, Error> {
-    let mut bits = [0; 16];
-    getrandom::fill(&mut bits)
-        .map_err(|source| Error::invalid("request_key", format!("no randomness for one: {source}")))?;
-    Ok(format!("sdk-{:032x}", u128::from_ne_bytes(bits)))
-}
-
 impl IntoFuture for ClaimBuilder {
     type Output = Result<Sandbox, Error>;
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
@@ -191,12 +185,5 @@ mod tests {
         assert_eq!(seconds(Duration::from_millis(2_500)), Some(3));
         assert_eq!(seconds(Duration::from_secs(1 << 32)), None);
         assert_eq!(seconds(Duration::MAX), None);
-    }
-
-    #[test]
-    fn keys_differ_and_fit() {
-        let (one, two) = (random_key().unwrap(), random_key().unwrap());
-        assert_ne!(one, two);
-        assert!(one.len() <= sandbox_protocol::limits::REQUEST_KEY);
     }
 }

@@ -26,11 +26,16 @@
 pub mod admin;
 mod claim;
 mod client;
+mod command;
 mod dial;
 mod error;
 pub mod exec;
+mod input;
+mod key;
+pub mod process;
 mod retry;
 mod sandbox;
+pub mod session;
 mod tasks;
 mod token;
 
@@ -38,8 +43,12 @@ pub use claim::ClaimBuilder;
 pub use client::{Client, Options};
 pub use dial::Address;
 pub use error::{Error, ErrorKind, ErrorReason, FieldError, Origin};
-pub use exec::{Event, Exec, ExecStdin, ExecStream, Exit, How, Output, Signaller, TextDecoder};
+pub use exec::{
+    Event, Exec, ExecStream, Exit, How, Output, Resizer, Run, Signaller, StdinWriter, TextDecoder,
+};
+pub use process::{Process, ProcessHandle, ProcessRef};
 pub use sandbox::{Released, Sandbox, SandboxHandle};
 pub use sandbox_protocol::{reason::Reason, v1};
+pub use session::{Session, SessionHandle};
 pub use token::Token;
 pub use tonic::Code;

@@ -23,7 +23,7 @@ use crate::{
     claim::seconds,
     client::{Client, Terms, via},
     error::Error,
-    exec::Exec,
+    exec::{Exec, Run},
     retry::Repeat,
     token::Token,
 };
@@ -69,7 +69,7 @@ impl SandboxHandle {
         &self.client
     }
 
-    fn terms(&self, repeat: Repeat) -> Terms<'_> {
+    pub(crate) fn terms(&self, repeat: Repeat) -> Terms<'_> {
         Terms {
             token: self.token.as_ref(),
             ..Terms::new(repeat)
@@ -93,6 +93,16 @@ impl SandboxHandle {
         I::Item: AsRef<[u8]>,
     {
         Exec::new(self.clone(), argv)
+    }
+
+    /// Runs a program in one exchange: await it for all that the program said, up to a cap. As [`exec`](Self::exec)
+    /// for short programs, with less to send.
+    pub fn run<I>(&self, argv: I) -> Run
+    where
+        I: IntoIterator,
+        I::Item: AsRef<[u8]>,
+    {
+        Run::new(self.clone(), argv)
     }
 
     /// Its row, as the daemon sees it.

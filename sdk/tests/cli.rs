@@ -5,6 +5,10 @@
     reason = "tests start the program under test"
 )]
 
+#[path = "cli/processes.rs"]
+mod processes;
+#[path = "cli/sessions.rs"]
+mod sessions;
 mod support;
 
 use std::{
@@ -596,6 +600,10 @@ fn packages_get_completions_and_manuals() {
     assert!(pages.contains(&"sandboxctl.1".to_owned()), "{pages:?}");
     assert!(
         pages.contains(&"sandboxctl-template-build.1".to_owned()),
+        "{pages:?}"
+    );
+    assert!(
+        pages.contains(&"sandboxctl-session-run.1".to_owned()),
         "{pages:?}"
     );
 }

@@ -1,6 +1,10 @@
 //! The library against a daemon that answers by script.
 #![expect(clippy::unwrap_used, clippy::disallowed_methods, reason = "tests")]
 
+#[path = "client/processes.rs"]
+mod processes;
+#[path = "client/sessions.rs"]
+mod sessions;
 mod support;
 
 use std::{sync::Arc, time::Duration};

@@ -9,6 +9,7 @@ pub mod clock;
 pub mod conditions;
 pub mod control;
 pub mod events;
+pub mod fs;
 pub mod gate;
 pub mod link;
 pub mod places;

@@ -1,7 +1,7 @@
 //! Start and stop of the agent: who runs, and in which order they end.
 //!
-//! May call: agent, clock, conditions, control, events, gate, link, places, refusal, relay, run, server,
-//! tasks, tools.
+//! May call: agent, clock, conditions, control, events, fs, gate, link, places, refusal, relay, run,
+//! server, tasks, tools.
 //! Never inside: a call's work.
 
 use std::{io, path::PathBuf, sync::Arc, time::Duration};
@@ -23,6 +23,7 @@ use crate::{
     conditions::{Conditions, Kind},
     control::{self, Control, Facts, machine::Machine},
     events::Events,
+    fs::Files,
     gate::{Gate, State, Turn},
     link::{Link, Serves, Source},
     places::Places,
@@ -117,6 +118,7 @@ struct Running {
     events: Events,
     gate: Gate,
     runner: Runner,
+    files: Files,
     power_off: watch::Receiver<bool>,
     /// True ends the links.
     links_end: watch::Sender<bool>,
@@ -152,8 +154,10 @@ impl Running {
         let (control, actor) = Control::new(parts.clone());
         let facts = control.facts().clone();
         let languages = parts.places.etc_silkd.join("lsp.d");
+        let files = Files::default();
         let agent_parts = agent::Parts {
             control: parts,
+            files: files.clone(),
             base_env,
             relay: Relay::default(),
             lsp: Lsp::new(languages),
@@ -185,6 +189,7 @@ impl Running {
             events,
             gate,
             runner,
+            files,
             power_off,
             links_end,
         })
@@ -217,6 +222,7 @@ impl Running {
         for link in self.links {
             end(link, FAREWELL).await;
         }
+        self.files.stop().await;
         end(self.actor, Duration::ZERO).await;
         if let Some(follow) = self.follow {
             end(follow, Duration::ZERO).await;

@@ -1,7 +1,8 @@
 //! What rustix cannot do: the one file of this crate that may hold unsafe code.
 //!
 //! Starting a program by `clone3` with a shared memory image (`launch`), reaping with the resource usage
-//! (`peek_dead`, `reap`), the entropy ioctls, the allocator's knobs, signals by number.
+//! (`peek_dead`, `reap`), acting on files as somebody else (`AsUser`), the entropy ioctls, the allocator's knobs,
+//! signals by number.
 //!
 //! May call: nothing.
 //! Never inside: a decision. One operation a block, with SAFETY and why no safe way exists.
@@ -15,6 +16,7 @@ use std::{
     ffi::{CStr, c_char, c_int, c_long, c_void},
     fs::File,
     io,
+    marker::PhantomData,
     mem::MaybeUninit,
     os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
     ptr::{self, NonNull},
@@ -114,6 +116,8 @@ pub(crate) struct Launch<'a> {
     /// Go to `/` where `cwd` cannot be entered.
     pub(crate) cwd_or_root: bool,
     pub(crate) wires: &'a [Wire],
+    /// What is to be its controlling terminal.
+    pub(crate) tty: Option<BorrowedFd<'a>>,
     /// `None`: as silkd itself.
     pub(crate) ids: Option<&'a Ids>,
     /// Put down what silkd has for itself: OOM protection, priority, descriptor limits.
@@ -308,6 +312,9 @@ fn become_program(order: &Order<'_>) -> Result<Never, (Stage, i32)> {
     let at = |stage: Stage| move |errno: rustix::io::Errno| (stage, errno.raw_os_error());
     default_signals(launch.ignored);
     rustix::process::setsid().map_err(at(Stage::Setup))?;
+    if let Some(tty) = launch.tty {
+        rustix::process::ioctl_tiocsctty(tty).map_err(at(Stage::Setup))?;
+    }
     wire(launch.wires).map_err(|errno| (Stage::Setup, errno))?;
     if launch.plain {
         put_down().map_err(at(Stage::Setup))?;
@@ -531,6 +538,83 @@ pub(crate) fn reap(pid: i32) -> Option<Dead> {
             involuntary_switches: usage.ru_nivcsw.unsigned_abs(),
         },
     })
+}
+
+// ---- Users of threads ----
+
+/// Makes this thread act on files as somebody else, until dropped. The other threads stay who they are.
+#[derive(Debug)]
+pub(crate) struct AsUser {
+    uid: u32,
+    gid: u32,
+    groups: Vec<Gid>,
+    /// Its thread's alone.
+    _here: PhantomData<*const ()>,
+}
+
+impl AsUser {
+    /// Becomes these ids. One may be within another.
+    ///
+    /// # Errors
+    /// The kernel's; the thread is who it was then.
+    pub(crate) fn enter(ids: &Ids) -> rustix::io::Result<Self> {
+        let groups: Vec<Gid> = ids.groups.iter().map(|gid| Gid::from_raw(*gid)).collect();
+        let before = Self {
+            uid: fs_uid(NOBODY),
+            gid: fs_gid(NOBODY),
+            groups: rustix::process::getgroups()?,
+            _here: PhantomData,
+        };
+        rustix::thread::set_thread_groups(&groups)?;
+        fs_gid(ids.gid);
+        fs_uid(ids.uid);
+        // The two calls tell who it was before, and never that they failed.
+        if (fs_uid(NOBODY), fs_gid(NOBODY)) == (ids.uid, ids.gid) {
+            Ok(before)
+        } else {
+            Err(rustix::io::Errno::PERM)
+        }
+    }
+
+    /// Becomes silkd itself again, for a moment within; `None` where it is already.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(crate) fn leave() -> rustix::io::Result<Option<Self>> {
+        let (uid, gid) = (
+            rustix::process::geteuid().as_raw(),
+            rustix::process::getegid().as_raw(),
+        );
+        if (fs_uid(NOBODY), fs_gid(NOBODY)) == (uid, gid) {
+            return Ok(None);
+        }
+        let groups = vec![gid];
+        Self::enter(&Ids { uid, gid, groups }).map(Some)
+    }
+}
+
+impl Drop for AsUser {
+    fn drop(&mut self) {
+        fs_uid(self.uid);
+        fs_gid(self.gid);
+        // Fails only without memory; what is left then are groups, beside an owner whom no group stops.
+        rustix::thread::set_thread_groups(&self.groups).ok();
+    }
+}
+
+/// The kernel's "no id": asks, and changes nothing.
+const NOBODY: u32 = u32::MAX;
+
+/// Sets the thread's user for files, and gives the one before.
+fn fs_uid(uid: u32) -> u32 {
+    // SAFETY: changes this thread's own credentials, and no memory. No safe wrapper.
+    unsafe { libc::setfsuid(uid) }.cast_unsigned()
+}
+
+/// Sets the thread's group for files, and gives the one before.
+fn fs_gid(gid: u32) -> u32 {
+    // SAFETY: changes this thread's own credentials, and no memory. No safe wrapper.
+    unsafe { libc::setfsgid(gid) }.cast_unsigned()
 }
 
 // ---- Descriptors ----

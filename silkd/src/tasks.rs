@@ -46,6 +46,21 @@ where
     thread::Builder::new().name(name.to_owned()).spawn(f)
 }
 
+/// Starts a named thread with a stack of so many bytes.
+///
+/// # Errors
+/// The kernel's, when no thread can be had.
+pub fn small_thread<F, T>(name: &'static str, stack: usize, f: F) -> io::Result<thread::JoinHandle<T>>
+where
+    F: FnOnce() -> T + Send + 'static,
+    T: Send + 'static,
+{
+    thread::Builder::new()
+        .name(name.to_owned())
+        .stack_size(stack)
+        .spawn(f)
+}
+
 /// Tasks that end together: those of one connection, say. Dropping the last handle aborts them.
 #[derive(Debug, Clone, Default)]
 pub struct Group(Arc<Mutex<JoinSet<()>>>);

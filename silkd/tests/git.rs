@@ -148,6 +148,17 @@ impl Place {
         Ok(reply.into_inner().head)
     }
 
+    async fn restore(&mut self, tree: &Path, target: &str, path: &str) -> Result<String, Status> {
+        let request = AgentGitCheckoutRequest {
+            context: self.context(tree),
+            target: target.to_owned().into(),
+            paths: vec![path.to_owned().into()],
+            ..AgentGitCheckoutRequest::default()
+        };
+        let reply = within(self.host.agent.git_checkout(request)).await?;
+        Ok(reply.into_inner().head)
+    }
+
     async fn pull(&mut self, tree: &Path, ff_only: bool) -> Result<(String, String), Status> {
         let request = AgentGitPullRequest {
             context: self.context(tree),
@@ -343,34 +354,9 @@ async fn git_branches_are_made_listed_left_and_deleted() {
         ]
     );
     assert_eq!(place.branch(&tree, list(false)).await.unwrap().branches.len(), 3);
-    // Amended, without a word: the message stays, the author changes.
-    let request = AgentGitCommitRequest {
-        context: place.context(&tree),
-        author_name: "C".into(),
-        author_email: "c@example".into(),
-        amend: true,
-        ..AgentGitCommitRequest::default()
-    };
-    let third = within(place.host.agent.git_commit(request))
-        .await
-        .unwrap()
-        .into_inner()
-        .head;
-    assert_ne!(third, second);
-
     assert_eq!(place.checkout(&tree, "main", false).await.unwrap(), first);
     assert_eq!(std::fs::read_to_string(tree.join("first")).unwrap(), "1\n");
-    let restore = AgentGitCheckoutRequest {
-        context: place.context(&tree),
-        target: "other".into(),
-        paths: vec!["first".into()],
-        ..AgentGitCheckoutRequest::default()
-    };
-    let head = within(place.host.agent.git_checkout(restore))
-        .await
-        .unwrap()
-        .into_inner()
-        .head;
+    let head = place.restore(&tree, "other", "first").await.unwrap();
     assert_eq!(
         (head, std::fs::read_to_string(tree.join("first")).unwrap()),
         (first, "2\n".to_owned())
@@ -387,6 +373,38 @@ async fn git_branches_are_made_listed_left_and_deleted() {
         "GIT_FAILED"
     );
     place.branch(&tree, delete(true)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn git_amends_without_a_word_and_by_another_author() {
+    let mut place = place().await;
+    let tree = place.cloned("tree").await;
+    let second = place.status(&tree).await.unwrap().head;
+    // Amended, without a word: the message stays, the author changes.
+    let request = AgentGitCommitRequest {
+        context: place.context(&tree),
+        author_name: "C".into(),
+        author_email: "c@example".into(),
+        amend: true,
+        ..AgentGitCommitRequest::default()
+    };
+    let third = within(place.host.agent.git_commit(request))
+        .await
+        .unwrap()
+        .into_inner()
+        .head;
+    assert_ne!(third, second);
+    let shown = [
+        "git",
+        "-C",
+        tree.to_str().unwrap(),
+        "log",
+        "-1",
+        "--format=%an <%ae> %s",
+        "HEAD",
+    ];
+    let said = place.host.exec(&shown).await.unwrap().output().await;
+    assert_eq!(said, ("C <c@example> first\n".to_owned(), 0));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -477,12 +495,24 @@ async fn a_git_at_the_network_dies_with_its_client_and_at_its_time() {
 async fn a_status_beyond_ten_thousand_says_that_it_was_cut() {
     let mut place = place().await;
     let tree = place.cloned("tree").await;
-    for n in 0..10_001 {
-        std::fs::File::create(tree.join(n.to_string())).unwrap();
-    }
+    // In the index alone, so that no disk has to make them: added, and missing in the work tree.
+    let line = |n: u32| format!("100644 e69de29bb2d1d6434b8b29ae775ad8c2e48c5391\t{n}\n");
+    std::fs::write(place.at("index"), (0..10_001).map(line).collect::<String>()).unwrap();
+    let script = "git -C $0/tree update-index --index-info <$0/index";
+    let home = place.home.path().to_str().unwrap().to_owned();
+    let run = place.host.exec(&["sh", "-c", script, &home]).await.unwrap();
+    assert_eq!(run.code().await, 0);
     let status = place.status(&tree).await.unwrap();
     assert_eq!((status.entries.len(), status.truncated), (10_000, true));
-    std::fs::remove_file(tree.join("0")).unwrap();
+    place
+        .git(&[
+            "-C",
+            tree.to_str().unwrap(),
+            "update-index",
+            "--force-remove",
+            "0",
+        ])
+        .await;
     let status = place.status(&tree).await.unwrap();
     assert_eq!((status.entries.len(), status.truncated), (10_000, false));
 }

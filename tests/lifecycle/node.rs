@@ -26,6 +26,17 @@ async fn get(port: u16, path: &str) -> String {
     .await
 }
 
+/// A shell's 1,024 descriptors were once enough for 177 sandboxes.
+#[tokio::test]
+async fn h07_the_daemon_takes_all_descriptors_that_it_may_have() {
+    let daemon = Setup::stub().start().await;
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", daemon.process().pid)).unwrap();
+    let line = limits.lines().find(|line| line.starts_with("Max open files"));
+    let words: Vec<&str> = line.unwrap().split_whitespace().collect();
+    let (soft, hard) = (words[3], words[4]);
+    assert_eq!(soft, hard, "{limits}");
+}
+
 #[tokio::test]
 async fn node_info_and_doctor_say_what_runs() {
     let daemon = Setup::stub()

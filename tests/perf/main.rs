@@ -55,8 +55,10 @@ impl Bench {
             path.canonicalize().with_context(|| path.display().to_string())
         };
         let image = image.context(USAGE)?;
+        let out = out.context(USAGE)?;
+        std::fs::create_dir_all(&out).with_context(|| out.display().to_string())?;
         Ok(Self {
-            out: there(out)?,
+            out: there(Some(out))?,
             bin: there(bin)?,
             // The stub engine needs none.
             image: image

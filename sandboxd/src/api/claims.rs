@@ -189,7 +189,7 @@ fn refusal(error: ClaimError) -> Refusal {
         ClaimError::KeyReused => plain(Reason::KeyReused),
         ClaimError::Ended(why) => ended(&why),
         ClaimError::PoolEmpty { .. } => plain(Reason::PoolEmpty),
-        ClaimError::Capacity(_) => plain(Reason::Capacity),
+        ClaimError::Capacity(_) | ClaimError::Exhausted(_) => plain(Reason::Capacity),
         ClaimError::Busy => plain(Reason::Busy),
         ClaimError::TemplateBuilding(_) => plain(Reason::TemplateBuilding),
         ClaimError::Template { reason, .. } => plain(reason),

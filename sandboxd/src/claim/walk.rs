@@ -129,6 +129,9 @@ pub enum ClaimError {
     /// No room on the node.
     #[error("the node has no room: {0}")]
     Capacity(Full),
+    /// The host has run out of descriptors, processes, memory or disk.
+    #[error("the host has no room: {0}")]
+    Exhausted(String),
     /// Too many claims in line.
     #[error("{} claims wait in line already", crate::pool::WAITERS)]
     Busy,
@@ -525,6 +528,7 @@ impl Claims {
                     why,
                 }
             }
+            MakeError::Exhausted(why) => ClaimError::Exhausted(why.to_string()),
             MakeError::Failed(why) if why.kind == WhyKind::Stopped => ClaimError::Draining,
             MakeError::Failed(why) => ClaimError::PoolEmpty {
                 waited: ask.wait,

@@ -19,6 +19,7 @@ mod start;
 use std::{io::IsTerminal as _, process::ExitCode, sync::Arc};
 
 use clap::Parser as _;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use self::{
     args::{Args, Command, Environment, Serve},
@@ -56,6 +57,14 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// A sandbox holds some six descriptors, and shells hand out 1,024: all that the hard limit allows are taken. What is
+/// started from here limits itself; nobody here calls `select`.
+fn all_descriptors() -> rustix::io::Result<()> {
+    let limit = getrlimit(Resource::Nofile);
+    let current = limit.maximum;
+    setrlimit(Resource::Nofile, Rlimit { current, ..limit })
+}
+
 fn run_daemon(serve: Serve, environment: &Environment, printer: Printer) -> ExitCode {
     let (dev, keep) = (serve.dev, serve.options.keep);
     let read = if dev {
@@ -85,6 +94,9 @@ fn run_daemon(serve: Serve, environment: &Environment, printer: Printer) -> Exit
         }
     };
     log_panics();
+    if let Err(errno) = all_descriptors() {
+        tracing::warn!(%errno, "the soft limit of descriptors stays as it was: few sandboxes will fit");
+    }
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .thread_name("sandboxd")

@@ -71,11 +71,56 @@ pub enum EngineError {
 }
 
 impl EngineError {
+    /// Whether the host has run out of something that others may give back: descriptors, processes, memory, disk.
+    #[must_use]
+    pub fn is_exhaustion(&self) -> bool {
+        let Self::Host { source, .. } = self else {
+            return false;
+        };
+        source
+            .raw_os_error()
+            .map(rustix::io::Errno::from_raw_os_error)
+            .is_some_and(|errno| {
+                use rustix::io::Errno;
+                [
+                    Errno::MFILE,
+                    Errno::NFILE,
+                    Errno::NOMEM,
+                    Errno::AGAIN,
+                    Errno::NOSPC,
+                ]
+                .contains(&errno)
+            })
+    }
+
     /// A failed call to the host.
     pub(super) fn host(what: impl Into<String>, source: impl Into<io::Error>) -> Self {
         Self::Host {
             what: what.into(),
             source: source.into(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::io::Errno;
+
+    use super::*;
+
+    #[test]
+    fn h07_a_host_that_is_full_is_told_from_one_that_fails() {
+        for (errno, full) in [
+            (Errno::MFILE, true),
+            (Errno::NFILE, true),
+            (Errno::NOMEM, true),
+            (Errno::AGAIN, true),
+            (Errno::NOSPC, true),
+            (Errno::ACCESS, false),
+            (Errno::NOENT, false),
+        ] {
+            assert_eq!(EngineError::host("try", errno).is_exhaustion(), full, "{errno}");
+        }
+        assert!(!EngineError::Stopped.is_exhaustion());
     }
 }

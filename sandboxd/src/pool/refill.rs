@@ -219,6 +219,11 @@ async fn make_one(pools: Pools, piece: Piece, capture: Capture) {
             pools.spoil(&key, digest, why);
         }
         MakeError::Failed(why) if why.kind == WhyKind::Stopped => {}
+        // No vacancy tells when the host has room again: it is tried with growing pauses, as after a failure.
+        MakeError::Exhausted(why) => {
+            tracing::warn!(pool = %pool.name(), %why, "the host has run out of something");
+            fail(&pools, &pool, Reason::Capacity, why.to_string());
+        }
         MakeError::Failed(why) => {
             tracing::warn!(pool = %pool.name(), %why, "refill failed");
             fail(&pools, &pool, Reason::TemplateFailed, why.to_string());

@@ -73,6 +73,9 @@ pub enum MakeError {
     /// The capture cannot be loaded, now or later: its template is to be built anew.
     #[error("{0}")]
     Capture(String),
+    /// The host has run out of descriptors, processes, memory or disk.
+    #[error("{0}")]
+    Exhausted(Why),
     /// A step failed.
     #[error("{0}")]
     Failed(Why),
@@ -90,6 +93,8 @@ impl MakeError {
         );
         if is_capture {
             Self::Capture(chain(error))
+        } else if matches!(error, StepError::Engine(error) if error.is_exhaustion()) {
+            Self::Exhausted(Why::with(WhyKind::MakeFailed, chain(error)))
         } else {
             Self::Failed(Why::with(WhyKind::MakeFailed, chain(error)))
         }
@@ -98,7 +103,7 @@ impl MakeError {
     /// The reason for which the half-made sandbox ends.
     fn why(&self) -> Why {
         match self {
-            Self::Failed(why) => why.clone(),
+            Self::Failed(why) | Self::Exhausted(why) => why.clone(),
             Self::Capacity(_) | Self::Journal(_) | Self::Capture(_) => {
                 Why::with(WhyKind::MakeFailed, chain(self))
             }

@@ -1,49 +1,52 @@
 //! Running a program in a sandbox.
 //!
-//! May call: sandbox, client, retry, error.
+//! May call: sandbox, client, retry, error, command, input.
 //! Never inside: an invented success: without the exit message and an orderly end, a call is an error (docs/failures.md
 //! E7). Bytes in, bytes out: nothing here is text unless asked for (E11).
 //! Cancel safety: dropping any future or stream of here drops both halves of the call, and the guest kills the
-//! program and what it started.
+//! program and what it started, unless it was to be [detached](Exec::detach_on_disconnect).
 
+mod run;
 mod stream;
 mod text;
 
 use std::{borrow::Cow, time::Duration};
 
 use bytes::Bytes;
-use sandbox_protocol::v1::{self, AgentWork, Command, EnvVar, Rusage, Work};
+use sandbox_protocol::v1::{self, AgentWork, OnDisconnect, Rusage, Work};
 
-pub use stream::{Event, ExecStdin, ExecStream, Signaller, StdinClosed};
+pub use run::Run;
+pub use stream::{Event, ExecStream};
 pub use text::TextDecoder;
 
-use crate::{error::Error, sandbox::SandboxHandle};
+pub use crate::input::{Resizer, Signaller, StdinClosed, StdinWriter};
+use crate::{
+    command::{Wanted, command_setters, tty_setters},
+    error::Error,
+    input::Stdin,
+    sandbox::SandboxHandle,
+};
 
 /// Bytes of each of standard output and error that [`Exec::output`] keeps, unless set.
 const OUTPUT_LIMIT: usize = 8 * 1024 * 1024;
-
-/// What the program reads.
-#[derive(Debug, Clone, Default)]
-enum Stdin {
-    /// `/dev/null`.
-    #[default]
-    Null,
-    /// These bytes, then the end.
-    Fixed(Bytes),
-    /// What an [`ExecStdin`] writes.
-    Piped,
-}
 
 /// A command in the making. Made by [`SandboxHandle::exec`].
 #[derive(Debug, Clone)]
 #[must_use = "a command does nothing until `output` or `stream` is called"]
 pub struct Exec {
     sandbox: SandboxHandle,
-    command: Command,
+    wanted: Wanted,
     stdin: Stdin,
+    detach: Option<Detach>,
     trace: bool,
     limit: usize,
-    wrong: Option<(&'static str, &'static str)>,
+}
+
+/// What becomes of a program that outlives its caller.
+#[derive(Debug, Clone, Default)]
+struct Detach {
+    name: Bytes,
+    log_bytes: u64,
 }
 
 impl Exec {
@@ -52,20 +55,13 @@ impl Exec {
         I: IntoIterator,
         I::Item: AsRef<[u8]>,
     {
-        let argv = argv
-            .into_iter()
-            .map(|arg| Bytes::copy_from_slice(arg.as_ref()))
-            .collect();
         Self {
             sandbox,
-            command: Command {
-                argv,
-                ..Command::default()
-            },
+            wanted: Wanted::new(argv),
             stdin: Stdin::Null,
+            detach: None,
             trace: false,
             limit: OUTPUT_LIMIT,
-            wrong: None,
         }
     }
 
@@ -81,64 +77,34 @@ impl Exec {
         self
     }
 
-    /// An environment variable, over those of the claim and the image.
-    pub fn env(mut self, key: impl Into<Bytes>, value: impl Into<Bytes>) -> Self {
-        let (key, value) = (key.into(), value.into());
-        self.command.env.push(EnvVar { key, value });
+    command_setters!();
+    tty_setters!();
+
+    /// When this call ends before the program does, by whatever cause, the program goes on, detached. Find it again
+    /// by the id of [`Event::Started`] with [`SandboxHandle::process`]; its output is in its log from the first byte.
+    /// Default: it is killed.
+    pub fn detach_on_disconnect(mut self) -> Self {
+        self.detach.get_or_insert_default();
         self
     }
 
-    /// Starts from this request's variables alone.
-    pub fn clear_env(mut self) -> Self {
-        self.command.clear_env = true;
+    /// A name for the program, 1 to 64 of `A-Za-z0-9._-` and not all digits; it may be
+    /// [detached](Self::detach_on_disconnect) then.
+    pub fn name(mut self, name: impl Into<Bytes>) -> Self {
+        self.detach.get_or_insert_default().name = name.into();
         self
     }
 
-    /// Working directory, absolute. Default: the user's home, else `/`.
-    pub fn cwd(mut self, path: impl Into<Bytes>) -> Self {
-        self.command.cwd = path.into();
-        self
-    }
-
-    /// Name or number, `[:group]`. Default: the claim's, else root.
-    pub fn user(mut self, user: impl Into<Bytes>) -> Self {
-        self.command.user = user.into();
-        self
-    }
-
-    /// Time of the program: after it the [signal](Self::timeout_signal), and after the [grace](Self::grace) KILL.
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        match millis(timeout) {
-            Some(ms) if ms > 0 => self.command.timeout_ms = ms,
-            Some(_) | None => self.wrong = Some(("timeout_ms", "1 ms to 2^32 - 1 ms")),
-        }
-        self
-    }
-
-    /// What the program gets when its time is over. Default: KILL.
-    pub fn timeout_signal(mut self, number: i32) -> Self {
-        self.command.timeout_signal = number;
-        self
-    }
-
-    /// From the timeout signal to KILL; default 2 s.
-    pub fn grace(mut self, grace: Duration) -> Self {
-        match millis(grace) {
-            Some(ms) => self.command.grace_ms = Some(ms),
-            None => self.wrong = Some(("grace_ms", "at most 2^32 - 1 ms")),
-        }
-        self
-    }
-
-    /// Standard error goes where standard output goes, in exact order.
-    pub fn merge_output(mut self) -> Self {
-        self.command.merge_output = true;
+    /// Bytes of its output that are kept; default 1 MiB, at most 16 MiB. It may be
+    /// [detached](Self::detach_on_disconnect) then.
+    pub fn log_bytes(mut self, bytes: u64) -> Self {
+        self.detach.get_or_insert_default().log_bytes = bytes;
         self
     }
 
     /// Leaves what the program started alive when it has ended. Default: all of it is killed.
     pub fn keep_descendants(mut self) -> Self {
-        self.command.set_descendants(v1::Descendants::Keep);
+        self.wanted.message.set_descendants(v1::Descendants::Keep);
         self
     }
 
@@ -154,11 +120,18 @@ impl Exec {
         self
     }
 
-    fn checked(&self) -> Result<(), Error> {
-        match self.wrong {
-            Some((field, allowed)) => Err(Error::invalid(field, allowed.to_owned())),
-            None => Ok(()),
+    fn start(&self) -> Result<v1::ExecStart, Error> {
+        let mut start = v1::ExecStart {
+            command: Some(self.wanted.clone().checked()?),
+            stdin: !matches!(self.stdin, Stdin::Null),
+            trace: self.trace,
+            ..v1::ExecStart::default()
+        };
+        if let Some(detach) = self.detach.clone() {
+            start.set_on_disconnect(OnDisconnect::Detach);
+            (start.name, start.log_bytes) = (detach.name, detach.log_bytes);
         }
+        Ok(start)
     }
 
     /// Starts the program; events come as they happen, and a reader that pauses makes the program wait.
@@ -167,7 +140,6 @@ impl Exec {
     /// SANDBOX_NOT_FOUND, SANDBOX_FAILED; PROGRAM_NOT_FOUND, NOT_EXECUTABLE, CWD_NOT_FOUND and the other reasons of
     /// a start, here or as the first event.
     pub async fn stream(self) -> Result<ExecStream, Error> {
-        self.checked()?;
         Box::pin(ExecStream::open(self, true)).await
     }
 
@@ -177,7 +149,6 @@ impl Exec {
     /// # Errors
     /// As [`stream`](Self::stream); a program that fails is not an error, see [`Output::status`].
     pub async fn output(self) -> Result<Output, Error> {
-        self.checked()?;
         Box::pin(self.collect()).await
     }
 
@@ -209,19 +180,15 @@ impl Exec {
     }
 }
 
-/// Whole milliseconds, rounded up.
-fn millis(duration: Duration) -> Option<u32> {
-    u32::try_from(duration.as_nanos().div_ceil(1_000_000)).ok()
-}
-
-struct Kept {
-    bytes: Vec<u8>,
+/// Output up to a limit.
+pub(crate) struct Kept {
+    pub(crate) bytes: Vec<u8>,
     limit: usize,
-    cut: bool,
+    pub(crate) cut: bool,
 }
 
 impl Kept {
-    fn new(limit: usize) -> Self {
+    pub(crate) fn new(limit: usize) -> Self {
         Self {
             bytes: Vec::new(),
             limit,
@@ -229,7 +196,7 @@ impl Kept {
         }
     }
 
-    fn push(&mut self, data: &[u8]) {
+    pub(crate) fn push(&mut self, data: &[u8]) {
         let room = self.limit.saturating_sub(self.bytes.len());
         let fits = data.get(..room).unwrap_or(data);
         self.cut |= fits.len() < data.len();
@@ -281,7 +248,7 @@ impl Exit {
         self.how == How::Code(0) && !self.timed_out
     }
 
-    fn read(exit: v1::Exit, host_work: Option<Work>) -> Result<Self, Error> {
+    pub(crate) fn read(exit: v1::Exit, host_work: Option<Work>) -> Result<Self, Error> {
         let how = match exit.how {
             Some(v1::exit::How::Code(code)) => How::Code(code),
             Some(v1::exit::How::Signal(signal)) => How::Signal(signal),
@@ -364,12 +331,5 @@ mod tests {
         kept.push(b"f");
         assert!(kept.cut);
         assert_eq!(kept.bytes, b"abcde");
-    }
-
-    #[test]
-    fn times_are_never_cut_short() {
-        assert_eq!(millis(Duration::from_micros(1)), Some(1));
-        assert_eq!(millis(Duration::from_millis(7)), Some(7));
-        assert_eq!(millis(Duration::MAX), None);
     }
 }

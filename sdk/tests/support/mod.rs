@@ -1,6 +1,9 @@
 //! A daemon that answers by script, on a Unix socket in a folder of its own. It runs on a runtime of its own, so that
 //! a test can kill it with all its connections.
 
+mod processes;
+mod sessions;
+
 use std::{
     collections::{HashMap, VecDeque},
     path::PathBuf,
@@ -42,7 +45,17 @@ pub(crate) struct Seen {
     pub(crate) released: Vec<String>,
     pub(crate) starts: Vec<v1::ExecStart>,
     pub(crate) signals: Vec<i32>,
-    /// Calls of Exec whose client went away before their end.
+    /// Columns and rows.
+    pub(crate) sizes: Vec<(u32, u32)>,
+    pub(crate) runs: Vec<v1::AgentRunRequest>,
+    pub(crate) spawns: Vec<v1::AgentSpawnRequest>,
+    pub(crate) waits: Vec<u32>,
+    pub(crate) kills: Vec<v1::AgentKillRequest>,
+    pub(crate) logs: Vec<v1::AgentLogsRequest>,
+    pub(crate) attaches: Vec<v1::AttachStart>,
+    pub(crate) sessions: Vec<v1::AgentSessionOpenRequest>,
+    pub(crate) texts: Vec<v1::SessionRunStart>,
+    /// Calls of Exec, Attach and SessionRun whose client went away before their end.
     pub(crate) cancelled: usize,
     pub(crate) calls: HashMap<&'static str, usize>,
     /// `authorization` and `sandbox-id` of the last call.
@@ -568,6 +581,11 @@ impl Program {
                     self.service.note(|seen| seen.signals.push(signal.number));
                     return v1::exit::How::Signal(signal.number);
                 }
+                Some(exec_in::M::Resize(size)) => {
+                    self.service.note(|seen| seen.sizes.push((size.cols, size.rows)));
+                    let said = format!("{}x{}\n", size.cols, size.rows);
+                    self.say(exec_out::M::Stdout(chunk(said))).await;
+                }
                 Some(_) | None => return v1::exit::How::Code(0),
             }
         }
@@ -604,5 +622,93 @@ impl agent_server::Agent for Service {
         drop(tokio::spawn(program.run(start)));
         let replies = tokio_stream::wrappers::ReceiverStream::new(replies);
         Ok(Response::new(Box::pin(replies)))
+    }
+
+    async fn run(&self, request: Request<v1::AgentRunRequest>) -> Reply<v1::AgentRunReply> {
+        self.begin("run", &request).await?;
+        self.answer(request.into_inner())
+    }
+
+    async fn spawn(&self, request: Request<v1::AgentSpawnRequest>) -> Reply<v1::AgentSpawnReply> {
+        self.note(|seen| seen.spawns.push(request.get_ref().clone()));
+        self.begin("spawn", &request).await?;
+        Ok(Response::new(v1::AgentSpawnReply { id: 7, pid: 70 }))
+    }
+
+    async fn ps(&self, request: Request<v1::AgentPsRequest>) -> Reply<Events<v1::AgentPsReply>> {
+        self.begin("ps", &request).await?;
+        Ok(Response::new(processes::list(request.get_ref().running)))
+    }
+
+    async fn wait(&self, request: Request<v1::AgentWaitRequest>) -> Reply<v1::AgentWaitReply> {
+        self.note(|seen| seen.waits.push(request.get_ref().timeout_ms));
+        self.begin("wait", &request).await?;
+        processes::end(request.get_ref())
+    }
+
+    async fn kill(&self, request: Request<v1::AgentKillRequest>) -> Reply<v1::AgentKillReply> {
+        self.note(|seen| seen.kills.push(request.get_ref().clone()));
+        self.begin("kill", &request).await?;
+        Ok(Response::new(v1::AgentKillReply {
+            already_exited: false,
+            signalled: true,
+        }))
+    }
+
+    async fn logs(&self, request: Request<v1::AgentLogsRequest>) -> Reply<Events<v1::LogsOut>> {
+        self.note(|seen| seen.logs.push(request.get_ref().clone()));
+        self.begin("logs", &request).await?;
+        Ok(Response::new(processes::log(request.get_ref())))
+    }
+
+    async fn attach(&self, request: Request<Streaming<v1::AttachIn>>) -> Reply<Events<v1::AttachOut>> {
+        self.begin("attach", &request).await?;
+        self.visit(request.into_inner()).await
+    }
+
+    async fn forget(&self, request: Request<v1::AgentForgetRequest>) -> Reply<v1::AgentForgetReply> {
+        self.begin("forget", &request).await?;
+        Ok(Response::new(v1::AgentForgetReply {}))
+    }
+
+    async fn session_open(
+        &self,
+        request: Request<v1::AgentSessionOpenRequest>,
+    ) -> Reply<v1::AgentSessionOpenReply> {
+        self.note(|seen| seen.sessions.push(request.get_ref().clone()));
+        self.begin("session_open", &request).await?;
+        let session = match request.into_inner().session {
+            none if none.is_empty() => "s-1".to_owned(),
+            session => session,
+        };
+        Ok(Response::new(v1::AgentSessionOpenReply {
+            session,
+            process: 8,
+            pid: 80,
+        }))
+    }
+
+    async fn session_run(
+        &self,
+        request: Request<Streaming<v1::SessionRunIn>>,
+    ) -> Reply<Events<v1::SessionRunOut>> {
+        self.begin("session_run", &request).await?;
+        self.command(request.into_inner()).await
+    }
+
+    async fn session_list(
+        &self,
+        request: Request<v1::AgentSessionListRequest>,
+    ) -> Reply<v1::AgentSessionListReply> {
+        self.begin("session_list", &request).await?;
+        Ok(Response::new(sessions::list()))
+    }
+
+    async fn session_close(
+        &self,
+        request: Request<v1::AgentSessionCloseRequest>,
+    ) -> Reply<v1::AgentSessionCloseReply> {
+        self.begin("session_close", &request).await?;
+        Ok(Response::new(v1::AgentSessionCloseReply {}))
     }
 }

@@ -1,6 +1,6 @@
 //! `Agent`: what a claimer uses. Decode, call, map the error.
 //!
-//! May call: agent/*, clock, control, gate, refusal, relay, run, tools.
+//! May call: agent/*, clock, control, fs, gate, refusal, relay, run, tools.
 //! Never inside: work of its own.
 //! Cancel safety: a call that is dropped drops its stream's guard, which acts at once.
 
@@ -20,6 +20,7 @@ use sandbox_protocol::v1::EnvVar;
 
 use crate::{
     control::{Facts, Parts as ControlParts},
+    fs::Files,
     relay::Relay,
     tools::lsp::Lsp,
 };
@@ -29,6 +30,8 @@ use crate::{
 pub struct Parts {
     /// Shared with control.
     pub control: ControlParts,
+    /// Files.
+    pub files: Files,
     /// The image's environment.
     pub base_env: Arc<Vec<EnvVar>>,
     /// The forwards that are open.

@@ -3,6 +3,8 @@
 //! May call: agent, run.
 //! Never inside: work of its own.
 
+#![expect(clippy::unused_async, reason = "what is not there yet waits for nothing")]
+
 use std::sync::Arc;
 
 use sandbox_protocol::v1::{

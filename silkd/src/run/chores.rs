@@ -30,6 +30,9 @@ const GULP: usize = 1024 * 1024;
 /// waits for a device, say) must not hold up the news of its leader's end.
 const SETTLE: Duration = Duration::from_secs(2);
 
+/// From SIGHUP to KILL of programs whose terminal is gone: an editor saves its files in it.
+const FAREWELL: Duration = Duration::from_secs(1);
+
 /// Something to wait for.
 #[derive(Debug)]
 pub(super) enum Chore {
@@ -37,9 +40,11 @@ pub(super) enum Chore {
     Empty(Arc<Job>),
     /// An output that nobody wants.
     Sink(AsyncFd<OwnedFd>),
+    /// A tree that was told of its terminal's end.
+    HungUp(Arc<Job>),
 }
 
-/// What waits for the janitor. As each program adds three at most, the limit on programs bounds it.
+/// What waits for the janitor. As each program adds four at most, the limit on programs bounds it.
 #[derive(Debug, Default)]
 pub(super) struct Chores {
     list: Mutex<Vec<Chore>>,
@@ -76,6 +81,10 @@ impl Chores {
             for chore in self.take() {
                 waiting.push(match chore {
                     Chore::Empty(job) => Box::pin(empty(job)),
+                    Chore::HungUp(job) => Box::pin(async move {
+                        tokio::time::sleep(FAREWELL).await;
+                        job.abandon();
+                    }),
                     Chore::Sink(output) => {
                         if sinks.len() >= SINKS {
                             sinks.pop_front();

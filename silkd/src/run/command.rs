@@ -1,18 +1,19 @@
 //! From a client's command to what the spawn thread takes: every check that needs no system call. Pure.
 
-use std::time::Duration;
+use std::{borrow::Cow, time::Duration};
 
 use bytes::Bytes;
 use sandbox_protocol::{
     limits::{ARG_STRING, ARGS_TOTAL, GRACE_DEFAULT_MS, PATH as PATH_MAX},
     reason::Reason,
-    v1::{Command, Descendants, EnvVar, ExecStart, OnDisconnect},
+    v1::{Command, Descendants, EnvVar, ExecStart, OnDisconnect, Tty},
 };
 
 use super::{
     ClaimDefaults,
     entry::{ARGV_LIVE, Argv},
     env,
+    pty::{self, Screen},
     strings::Strings,
     users::User,
 };
@@ -35,6 +36,8 @@ pub(super) struct Plan {
     /// The default was taken: `/` will do where it is missing.
     pub(super) cwd_or_root: bool,
     pub(super) ids: Option<Ids>,
+    /// Its standard input is to be its controlling terminal.
+    pub(super) terminal: bool,
 }
 
 /// When a program's time is over, and how it ends then.
@@ -54,6 +57,7 @@ pub(super) struct Wanted {
     pub(super) uid: u32,
     pub(super) merge: bool,
     pub(super) keep: bool,
+    pub(super) tty: Option<Screen>,
     pub(super) timeout: Option<Timeout>,
 }
 
@@ -68,10 +72,6 @@ fn refuse(reason: Reason, message: impl Into<String>) -> Refusal {
 pub(super) fn of_start(start: &mut ExecStart) -> Result<Command, Refusal> {
     let command = start.command.take();
     let command = command.ok_or_else(|| refuse(Reason::InvalidCommand, "no command in the first message"))?;
-    if command.tty.is_some() {
-        let message = "terminals come with a later version: leave `tty` out";
-        return Err(refuse(Reason::InvalidCommand, message));
-    }
     match OnDisconnect::try_from(start.on_disconnect) {
         Ok(OnDisconnect::Unspecified | OnDisconnect::Kill) => Ok(command),
         Ok(OnDisconnect::Detach) => {
@@ -97,7 +97,7 @@ pub(super) fn user_of<'a>(command: &'a Command, claim: &'a ClaimDefaults) -> &'a
 /// Checks a command and works out what the kernel is to be given.
 ///
 /// # Errors
-/// `INVALID_COMMAND`, `INVALID_ENV`, `INVALID_PATH`, `INVALID_SIGNAL`, `ARGUMENTS_TOO_LARGE`.
+/// `INVALID_COMMAND`, `INVALID_ENV`, `INVALID_PATH`, `INVALID_SIGNAL`, `INVALID_SIZE`, `ARGUMENTS_TOO_LARGE`.
 pub(super) fn plan(
     command: &Command,
     image: &[EnvVar],
@@ -105,7 +105,16 @@ pub(super) fn plan(
     user: User,
 ) -> Result<Wanted, Refusal> {
     let argv = argv(&command.argv)?;
-    let built = env::build(&user, &[image, &claim.env, &command.env], command.clear_env)?;
+    let screen = |tty: &Tty| {
+        let owner = user.ids.as_ref().map(|ids| ids.uid);
+        pty::size(tty.cols, tty.rows).map(|size| Screen { size, owner })
+    };
+    let tty = command.tty.as_ref().map(screen).transpose()?;
+    let built = env::build(
+        &user,
+        &[image, &claim.env, &requested(command)],
+        command.clear_env,
+    )?;
     let total = argv.size().saturating_add(built.env.size());
     if total > ARGS_TOTAL {
         let message = format!("arguments and environment take {total} bytes");
@@ -129,6 +138,7 @@ pub(super) fn plan(
             .map_or_else(|| rustix::process::geteuid().as_raw(), |ids| ids.uid),
         merge: command.merge_output,
         keep,
+        tty,
         timeout: timeout(command)?,
         plan: Plan {
             paths: paths(&program, &built.path)?,
@@ -137,8 +147,22 @@ pub(super) fn plan(
             cwd,
             cwd_or_root,
             ids: user.ids,
+            terminal: tty.is_some(),
         },
     })
+}
+
+/// The request's own part of the environment: what it says outright goes over what its terminal implies.
+fn requested(command: &Command) -> Cow<'_, [EnvVar]> {
+    let Some(tty) = &command.tty else {
+        return Cow::Borrowed(&command.env);
+    };
+    let term = EnvVar {
+        key: Bytes::from_static(b"TERM"),
+        value: Bytes::copy_from_slice(pty::term(tty)),
+    };
+    let all = std::iter::once(term).chain(command.env.iter().cloned());
+    Cow::Owned(all.collect())
 }
 
 fn argv(list: &[Bytes]) -> Result<Strings, Refusal> {
@@ -228,8 +252,6 @@ fn timeout(command: &Command) -> Result<Option<Timeout>, Refusal> {
 mod tests {
     use std::ffi::CStr;
 
-    use sandbox_protocol::v1::Tty;
-
     use super::*;
     use crate::run::users;
 
@@ -290,13 +312,8 @@ mod tests {
             on_disconnect,
             ..ExecStart::default()
         };
-        let tty = Command {
-            tty: Some(Tty::default()),
-            ..command(&[b"sh"])
-        };
         for mut start in [
             start(None, 0),
-            start(Some(tty), 0),
             start(Some(command(&[b"sh"])), OnDisconnect::Detach.into()),
             start(Some(command(&[b"sh"])), 77),
         ] {
@@ -317,6 +334,32 @@ mod tests {
             paths(&[b'x'; 4000], &b":/a".repeat(400)).unwrap_err().reason,
             Reason::ArgumentsTooLarge
         );
+    }
+
+    #[test]
+    fn a_terminal_brings_its_name_and_a_size_that_can_be() {
+        let with = |cols, term: &'static [u8]| {
+            let mut command = command(&[b"sh"]);
+            let term = Bytes::from_static(term);
+            command.tty = Some(Tty { cols, rows: 24, term });
+            command
+        };
+        let terms = |command: &Command| -> Vec<Vec<u8>> {
+            let planned = planned(command).unwrap();
+            let env = texts(&planned.plan.env).into_iter().map(<[u8]>::to_vec);
+            env.filter(|text| text.starts_with(b"TERM=")).collect()
+        };
+        assert_eq!(reason(&with(0, b"")), Reason::InvalidSize);
+        assert_eq!(terms(&with(80, b"")), [b"TERM=xterm-256color"]);
+        let mut wanted = with(80, b"vt100");
+        wanted.clear_env = true;
+        assert_eq!(terms(&wanted), [b"TERM=vt100"]);
+        wanted.env = vec![EnvVar {
+            key: "TERM".into(),
+            value: "dumb".into(),
+        }];
+        assert_eq!(terms(&wanted), [b"TERM=dumb"]);
+        assert_eq!(terms(&command(&[b"sh"])), [b""; 0]);
     }
 
     #[test]

@@ -19,7 +19,16 @@ use tokio::{
     sync::oneshot,
 };
 
-use super::{Shared, command::Plan, entry::Record, job::Job, output::Output, shared::lost, spawn::Order};
+use super::{
+    Shared,
+    command::Plan,
+    entry::Record,
+    job::Job,
+    output::Output,
+    pty::{Pty, Screen},
+    shared::lost,
+    spawn::Order,
+};
 use crate::{
     refusal::Refusal,
     sys::{self, Wire},
@@ -32,6 +41,8 @@ pub(super) struct Ends {
     pub(super) stdin: bool,
     /// One pipe for both outputs.
     pub(super) merge: bool,
+    /// A terminal for all of them instead; what is typed reaches it whatever `stdin` says.
+    pub(super) tty: Option<Screen>,
 }
 
 /// A program and our ends of its outputs. Dropped before the exit was told, it ends the whole tree.
@@ -129,7 +140,8 @@ impl Core {
             told: false,
         };
         let (wires, stdin) = core.wire(shared, ends).inspect_err(|_refusal| job.unborn())?;
-        begin(shared, plan, wires, &job).await?;
+        // Boxed: what a start holds would make every future around it large.
+        Box::pin(begin(shared, plan, wires, &job)).await?;
         Ok((core, stdin))
     }
 
@@ -141,6 +153,17 @@ impl Core {
         let copy = |fd: &OwnedFd| {
             rustix::io::fcntl_dupfd_cloexec(fd, 3).map_err(|errno| no_descriptor("a pipe", errno))
         };
+        let numbered = |fds: [OwnedFd; 3]| {
+            let wires = fds.into_iter().zip(0 as c_int..);
+            wires.map(|(from, at)| Wire { from, at }).collect()
+        };
+        if let Some(screen) = ends.tty {
+            let pty = Pty::open(shared.ttys(), screen)?;
+            let wires = numbered([copy(&pty.terminal)?, copy(&pty.terminal)?, pty.terminal]);
+            self.job.has_terminal();
+            self.outputs.push(Output::of_tty(pty.output, pty.seat));
+            return Ok((wires, Some(pty.input)));
+        }
         let (stdin, read_by_it) = match ends.stdin {
             true => pipe(false).map(|(ours, theirs)| (Some(ours), theirs))?,
             false => (None, copy(shared.null())?),
@@ -155,9 +178,7 @@ impl Core {
                 theirs
             }
         };
-        let fds = [read_by_it, written_by_it, errors].into_iter();
-        let wires = fds.zip(0 as c_int..).map(|(from, at)| Wire { from, at });
-        Ok((wires.collect(), stdin))
+        Ok((numbered([read_by_it, written_by_it, errors]), stdin))
     }
 
     /// The program's entry.
@@ -226,7 +247,7 @@ impl Core {
 impl Drop for Core {
     fn drop(&mut self) {
         if !self.told {
-            self.job.abandon();
+            self.job.forsake();
         }
     }
 }

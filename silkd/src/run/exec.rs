@@ -18,7 +18,7 @@ use super::{
     command::{self, Plan, Timeout},
     core::{Core, Ends, Event},
     entry::micros,
-    input::{self, Source},
+    input::{self, Source, Stdin},
     job::Birth,
 };
 use crate::{
@@ -84,6 +84,7 @@ fn prepare(shared: &Arc<Shared>, ctx: ExecCtx, mut first: ExecStart) -> Result<R
         ends: Ends {
             stdin: first.stdin,
             merge: wanted.merge,
+            tty: wanted.tty,
         },
         asleep: Box::pin(ctx.gate.hibernated()),
         job: shared.admit(Birth {
@@ -119,6 +120,10 @@ pub(super) async fn exec(
         seat,
     } = prepare(&shared, ctx, first)?;
     let (core, stdin) = Core::start(&shared, plan, ends, job.clone()).await?;
+    let stdin = match ends.tty {
+        Some(_screen) => Stdin::terminal(stdin, ends.stdin),
+        None => Stdin::pipe(stdin),
+    };
     // Most clients have closed their half by now; then no task is needed for it.
     let source = match input.message().now_or_never() {
         Some(Ok(None)) => Source::over(),
@@ -126,7 +131,7 @@ pub(super) async fn exec(
         Some(Err(status)) => return Err(input::broken(&status)),
         None => Source::open(None, input),
     };
-    let pump = (!source.is_over() || timeout.is_some())
+    let pump = (!source.is_over() || stdin.has_more() || timeout.is_some())
         .then(|| tasks::spawn(input::pump(job, source, stdin, timeout)));
     Ok(ExecStream {
         core,

@@ -49,8 +49,9 @@ pub(super) async fn run(
         let ends = Ends {
             stdin: false,
             merge: true,
+            tty: None,
         };
-        Core::start(shared, wanted.plan, ends, job).await
+        Box::pin(Core::start(shared, wanted.plan, ends, job)).await
     };
     let over = tokio::time::sleep(timeout);
     tokio::pin!(over);

@@ -16,6 +16,7 @@ use tonic::{Status, Streaming};
 use super::{
     command::Timeout,
     job::{Job, Scope},
+    pty,
 };
 use crate::{refusal::Refusal, sys};
 
@@ -109,23 +110,92 @@ impl Time {
     }
 }
 
-/// The program's standard input.
-struct Stdin {
+/// The program's standard input: a pipe, a terminal, or nothing.
+#[derive(Debug)]
+pub(super) struct Stdin {
     pipe: Option<AsyncFd<OwnedFd>>,
-    /// No more is to come.
+    tty: bool,
+    /// No more is to come. A terminal goes on for whoever types the next.
     shut: bool,
-    queue: VecDeque<Bytes>,
+    queue: VecDeque<Item>,
     queued: usize,
 }
 
+#[derive(Debug)]
+enum Item {
+    Data(Bytes),
+    /// A terminal's own sign of the end. Which one that is depends on when it is typed.
+    End,
+}
+
+impl Item {
+    /// What it counts in the queue.
+    fn len(&self) -> usize {
+        match self {
+            Self::Data(data) => data.len(),
+            Self::End => 1,
+        }
+    }
+}
+
 impl Stdin {
+    pub(super) const fn pipe(pipe: Option<AsyncFd<OwnedFd>>) -> Self {
+        Self {
+            pipe,
+            tty: false,
+            shut: false,
+            queue: VecDeque::new(),
+            queued: 0,
+        }
+    }
+
+    /// Nobody types at it unless `typed`.
+    pub(super) fn terminal(master: Option<AsyncFd<OwnedFd>>, typed: bool) -> Self {
+        let mut stdin = Self {
+            tty: true,
+            ..Self::pipe(master)
+        };
+        if !typed {
+            stdin.shut();
+        }
+        stdin
+    }
+
+    /// Whether there is anything to do even if the client brings nothing: a terminal has to be told that.
+    pub(super) const fn has_more(&self) -> bool {
+        self.tty
+    }
+
+    fn is_over(&self) -> bool {
+        self.pipe.is_none() || (self.tty && self.queue.is_empty())
+    }
+
+    fn push(&mut self, item: Item) {
+        self.queued = self.queued.saturating_add(item.len());
+        self.queue.push_back(item);
+    }
+
     fn take(&mut self, data: Bytes, job: &Job) {
         if self.pipe.is_none() || self.shut {
             job.discard(data.len());
         } else if !data.is_empty() {
-            self.queued = self.queued.saturating_add(data.len());
-            self.queue.push_back(data);
+            self.push(Item::Data(data));
         }
+    }
+
+    /// No more comes, for now.
+    fn end(&mut self) {
+        match self.tty {
+            false => self.shut = true,
+            true if self.shut => {}
+            true => self.push(Item::End),
+        }
+    }
+
+    /// No more comes.
+    fn shut(&mut self) {
+        self.end();
+        self.shut = true;
     }
 
     /// Writes what it can of the queue. Resolves after progress; never, if there is nothing to write.
@@ -136,12 +206,26 @@ impl Stdin {
         let Ok(mut ready) = pipe.writable().await else {
             return self.close(job);
         };
+        let end;
+        let bytes = match first {
+            Item::Data(data) => &data[..],
+            Item::End => {
+                end = pty::end_of_file(pipe);
+                end.as_slice()
+            }
+        };
         job.wrote();
-        match rustix::io::write(pipe, first) {
+        match rustix::io::write(pipe, bytes) {
             Ok(n) => {
-                drop(first.split_to(n));
-                self.queued = self.queued.saturating_sub(n);
-                if first.is_empty() {
+                let whole = n >= bytes.len();
+                self.queued = self.queued.saturating_sub(match first {
+                    Item::Data(data) => {
+                        drop(data.split_to(n));
+                        n
+                    }
+                    Item::End => first.len(),
+                });
+                if whole {
                     self.queue.pop_front();
                 }
             }
@@ -153,7 +237,8 @@ impl Stdin {
     }
 
     fn close(&mut self, job: &Job) {
-        self.pipe = None;
+        // Whoever opens the terminal anew reads what is typed then.
+        self.pipe.take_if(|_| !self.tty);
         self.queue.clear();
         job.discard(std::mem::take(&mut self.queued));
     }
@@ -161,25 +246,14 @@ impl Stdin {
 
 /// Passes input and signals on and watches the time, until nothing more can come of either. To be dropped when the
 /// call ends; what was not written by then is lost with the program.
-pub(super) async fn pump(
-    job: Arc<Job>,
-    mut source: Source,
-    stdin: Option<AsyncFd<OwnedFd>>,
-    timeout: Option<Timeout>,
-) {
+pub(super) async fn pump(job: Arc<Job>, mut source: Source, mut stdin: Stdin, timeout: Option<Timeout>) {
     let mut time = Time::new(timeout);
-    let mut stdin = Stdin {
-        pipe: stdin,
-        shut: false,
-        queue: VecDeque::new(),
-        queued: 0,
-    };
     let mut open = true;
     loop {
-        if stdin.shut && stdin.queue.is_empty() {
+        if stdin.shut && stdin.queue.is_empty() && !stdin.tty {
             stdin.pipe = None;
         }
-        if !open && stdin.pipe.is_none() && time.next.is_none() {
+        if !open && stdin.is_over() && time.next.is_none() {
             return;
         }
         tokio::select! {
@@ -194,7 +268,7 @@ pub(super) async fn pump(
                 },
                 Ok(None) => {
                     open = false;
-                    stdin.shut = true;
+                    stdin.shut();
                 }
                 Err(status) => return job.fail(broken(&status)),
             },
@@ -221,7 +295,7 @@ fn accept(message: ExecIn, job: &Arc<Job>, stdin: &mut Stdin) -> Result<(), Refu
             Ok(())
         }
         M::StdinClose(_) => {
-            stdin.shut = true;
+            stdin.end();
             Ok(())
         }
         M::Signal(signal) => {
@@ -229,7 +303,12 @@ fn accept(message: ExecIn, job: &Arc<Job>, stdin: &mut Stdin) -> Result<(), Refu
             job.signal(signal, scope);
             Ok(())
         }
-        M::Resize(_) => Err(refuse(Reason::NotATty, "the program has no terminal")),
+        M::Resize(size) => match &stdin.pipe {
+            Some(master) if stdin.tty => pty::resize(master, size),
+            // Broken: its program is gone.
+            None if stdin.tty => Ok(()),
+            Some(_) | None => Err(refuse(Reason::NotATty, "the program has no terminal")),
+        },
     }
 }
 

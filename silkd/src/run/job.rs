@@ -64,6 +64,8 @@ pub(super) struct State {
     /// Why the whole tree has to end, whatever `keep` says.
     pub(super) doom: Option<Doom>,
     pub(super) timed_out: bool,
+    /// It was given a controlling terminal.
+    pub(super) terminal: bool,
     /// We sent KILL.
     pub(super) killed_by_us: bool,
     pub(super) descendants_killed: u32,
@@ -81,6 +83,8 @@ pub(super) struct State {
 pub(super) enum Doom {
     TimedOut,
     Abandoned,
+    /// Its terminal is gone, which it was told: it is abandoned when it had time for that.
+    HungUp,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -167,6 +171,7 @@ impl Job {
             oom_kills: shared.oom_kills(),
             doom: None,
             timed_out: false,
+            terminal: false,
             killed_by_us: false,
             descendants_killed: 0,
             failed: None,
@@ -265,7 +270,7 @@ impl Job {
         let mut state = self.lock();
         state.cloned = Some(clock::since_boot());
         match (&state.doom, &state.hold) {
-            (Some(Doom::Abandoned | Doom::TimedOut), _) => Err(()),
+            (Some(Doom::Abandoned | Doom::TimedOut | Doom::HungUp), _) => Err(()),
             (None, Hold::Leaf(leaf)) => Ok(Some(leaf.dir())),
             (None, Hold::Session | Hold::Gone) => Ok(None),
         }
@@ -312,7 +317,7 @@ impl Job {
                 (members, members > 0)
             }
         };
-        if populated && !keep {
+        if populated && !keep && !matches!(state.doom, Some(Doom::HungUp)) {
             if !state.killed_by_us {
                 state.descendants_killed = u32::try_from(members).unwrap_or(u32::MAX);
             }

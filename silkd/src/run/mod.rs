@@ -24,6 +24,7 @@ mod input;
 mod job;
 mod leaf;
 mod output;
+mod pty;
 mod runner;
 mod shared;
 mod signals;

@@ -10,16 +10,18 @@ use rustix::{buffer::spare_capacity, io::Errno};
 use sandbox_protocol::limits::CHUNK_OUT;
 use tokio::io::unix::AsyncFd;
 
-use super::chores::Chore;
+use super::{chores::Chore, pty};
 
 /// First size of a read; it grows while reads are filled.
 const SMALL: usize = 4 * 1024;
 
-/// Our end of a pipe that a program writes to.
+/// Our end of a pipe or terminal that a program writes to.
 #[derive(Debug)]
 pub(super) struct Output {
     /// `None` once it has ended.
     pipe: Option<AsyncFd<OwnedFd>>,
+    /// It is the master of a terminal.
+    tty: Option<pty::Seat>,
     size: usize,
     /// What is still to be read, once that is known.
     left: Option<u64>,
@@ -32,10 +34,19 @@ impl Output {
     pub(super) const fn new(pipe: AsyncFd<OwnedFd>) -> Self {
         Self {
             pipe: Some(pipe),
+            tty: None,
             size: SMALL,
             left: None,
             total: 0,
             reads: 0,
+        }
+    }
+
+    /// `master` does not block.
+    pub(super) fn of_tty(master: AsyncFd<OwnedFd>, seat: pty::Seat) -> Self {
+        Self {
+            tty: Some(seat),
+            ..Self::new(master)
         }
     }
 
@@ -57,13 +68,19 @@ impl Output {
     /// From now on only what is in the pipe counts.
     pub(super) fn only_what_is_there(&mut self) {
         if let (Some(pipe), None) = (&self.pipe, self.left) {
-            self.left = Some(rustix::io::ioctl_fionread(pipe).unwrap_or(0));
+            self.left = Some(match &self.tty {
+                None => rustix::io::ioctl_fionread(pipe).unwrap_or(0),
+                // The kernel does not count what is on its way between the two ends, but a read waits for it: it is
+                // empty when a read finds nothing. All that was there is among so many bytes, whoever writes on.
+                Some(_seat) => pty::HELD,
+            });
         }
     }
 
-    /// What is to become of the pipe when others still write to it.
+    /// What is to become of the pipe when others still write to it. A terminal is none of theirs any more: the kernel
+    /// hung it up when its leader ended.
     pub(super) fn into_chore(self) -> Option<Chore> {
-        self.pipe.map(Chore::Sink)
+        self.pipe.filter(|_| self.tty.is_none()).map(Chore::Sink)
     }
 
     /// The next bytes, [`CHUNK_OUT`] at most; `None` when no more is to come.
@@ -99,9 +116,11 @@ impl Output {
                         self.size = (self.size / 4).max(SMALL);
                     }
                     if n < room
+                        && self.tty.is_none()
                         && let Some(mut guard) = guard
                     {
-                        // Less than there was room for: the pipe is empty, and the next byte will be news.
+                        // Less than there was room for: the pipe is empty, and the next byte will be news. A terminal
+                        // gives less also where its buffer wraps around.
                         guard.clear_ready();
                     }
                     let n = u64::try_from(n).unwrap_or(u64::MAX);

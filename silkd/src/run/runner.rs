@@ -136,6 +136,15 @@ impl Runner {
         hook::run(&self.shared, path, env, timeout).await
     }
 
+    /// Whom `spec` (a name or number, then perhaps `:` and a group) means; `None`: nobody was asked for, so silkd
+    /// itself.
+    ///
+    /// # Errors
+    /// `USER_NOT_FOUND`.
+    pub(crate) fn ids_of(&self, spec: &[u8]) -> Result<Option<sys::Ids>, Refusal> {
+        Ok(self.shared.users().resolve(spec)?.ids)
+    }
+
     /// Rows of the programs that silkd started and still knows of; `running`: only those that run.
     #[must_use]
     pub fn list(&self, running: bool) -> Vec<Process> {

@@ -19,6 +19,7 @@ use super::{
     chores::Chores,
     job::{Birth, Job, Scope},
     leaf::{self, Work},
+    pty::Seats,
     spawn::Order,
     users::Users,
 };
@@ -35,6 +36,7 @@ pub(super) struct Shared {
     users: Users,
     memory_events: Option<OwnedFd>,
     null: OwnedFd,
+    ttys: Seats,
     orders: Mutex<Option<mpsc::Sender<Order>>>,
     jobs: Mutex<Jobs>,
     /// Leaders that have not ended.
@@ -60,6 +62,7 @@ impl Shared {
             chores: Arc::default(),
             users: Users::default(),
             null,
+            ttys: Seats::default(),
             orders: Mutex::new(Some(orders)),
             jobs: Mutex::default(),
             running: AtomicU32::new(0),
@@ -101,6 +104,10 @@ impl Shared {
 
     pub(super) const fn null(&self) -> &OwnedFd {
         &self.null
+    }
+
+    pub(super) const fn ttys(&self) -> &Seats {
+        &self.ttys
     }
 
     pub(super) const fn chores(&self) -> &Arc<Chores> {

@@ -6,6 +6,7 @@ use rustix::process::Signal;
 
 use super::{
     Job, Scope,
+    chores::Chore,
     job::{Doom, Hold, Phase, State},
     leaf,
 };
@@ -45,14 +46,42 @@ impl Job {
         self.kill_tree(&mut state);
     }
 
-    /// As [`abandon`](Self::abandon), and the stream ends with this.
-    pub(super) fn fail(&self, refusal: Refusal) {
+    /// It has a terminal.
+    pub(super) fn has_terminal(&self) {
+        self.lock().terminal = true;
+    }
+
+    /// Its caller is gone: [`abandon`](Self::abandon), but with a terminal as whoever sits at one expects it: SIGHUP,
+    /// and time to act on it.
+    pub(super) fn forsake(self: &Arc<Self>) {
         let mut state = self.lock();
-        state.doom = Some(Doom::Abandoned);
+        state.unread = true;
+        match (state.terminal, state.phase, state.doom) {
+            (true, Phase::Running, None | Some(Doom::TimedOut)) => {
+                state.doom = Some(Doom::HungUp);
+                self.signal_tree(&mut state, Signal::HUP);
+                // Who is stopped learns of it too.
+                self.signal_tree(&mut state, Signal::CONT);
+                drop(state);
+                self.shared().chores().add(Chore::HungUp(self.clone()));
+            }
+            (true, Phase::Running, Some(Doom::HungUp)) => {}
+            (true, Phase::Running, Some(Doom::Abandoned))
+            | (true, Phase::Starting | Phase::Ended(_), _)
+            | (false, _, _) => {
+                state.doom = Some(Doom::Abandoned);
+                self.kill_tree(&mut state);
+            }
+        }
+    }
+
+    /// As [`forsake`](Self::forsake), and the stream ends with this.
+    pub(super) fn fail(self: &Arc<Self>, refusal: Refusal) {
+        let mut state = self.lock();
         state.failed = Some(refusal);
-        self.kill_tree(&mut state);
         let waker = state.waker.take();
         drop(state);
+        self.forsake();
         waker.into_iter().for_each(Waker::wake);
     }
 

@@ -78,6 +78,10 @@ fn start(
         cwd,
         cwd_or_root: plan.cwd_or_root,
         wires,
+        tty: wires
+            .first()
+            .filter(|_| plan.terminal)
+            .map(|wire| wire.from.as_fd()),
         ids: plan.ids.as_ref(),
         plain: manner.plain,
         ignored: manner.ignored,

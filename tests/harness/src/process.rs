@@ -27,12 +27,18 @@ impl Process {
     /// The process that has this number now; none if nobody has it, or it is dead and not reaped yet.
     #[must_use]
     pub fn look(pid: i32) -> Option<Self> {
+        let (process, is_dead) = Self::read(pid)?;
+        (!is_dead).then_some(process)
+    }
+
+    /// Who has this number, and whether its first thread is dead.
+    fn read(pid: i32) -> Option<(Self, bool)> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         // The name stands in brackets and may hold anything.
         let (_, rest) = stat.rsplit_once(") ")?;
         let fields: Vec<&str> = rest.split(' ').collect();
         let started = fields.get(19)?.parse().ok()?;
-        (!matches!(*fields.first()?, "Z" | "X")).then_some(Self { pid, started })
+        Some((Self { pid, started }, matches!(*fields.first()?, "Z" | "X")))
     }
 
     /// Whether it lives.
@@ -43,8 +49,11 @@ impl Process {
 
     fn handle(self) -> Option<OwnedFd> {
         let handle = rustix::process::pidfd_open(Pid::from_raw(self.pid)?, PidfdFlags::empty()).ok()?;
-        // Looked at after the handle was made: it is that process or none.
-        self.lives().then_some(handle)
+        // Looked at after the handle was made: it is that process or none. One whose first thread is dead may have others
+        // that still die.
+        Self::read(self.pid)
+            .is_some_and(|(process, _)| process == self)
+            .then_some(handle)
     }
 
     /// Sends a signal; harmless if it is gone.

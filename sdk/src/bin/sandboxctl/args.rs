@@ -5,6 +5,13 @@ use std::{ffi::OsString, path::PathBuf, time::Duration};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use sandbox_sdk::{Client, v1};
 
+use crate::{
+    process::{AttachArgs, KillArgs, LogsArgs, ProcessArgs, PsArgs, SpawnArgs, WaitArgs},
+    session::SessionVerb,
+    shell::ShellArgs,
+    terminal::Keys,
+};
+
 /// Claims sandboxes of a sandboxd, runs programs in them, and looks after pools and templates.
 #[derive(Debug, Parser)]
 #[command(
@@ -14,7 +21,7 @@ use sandbox_sdk::{Client, v1};
     after_help = "Examples:\n  sandboxctl run -- uname -a\n  id=$(sandboxctl --json claim | jq -r .sandbox)\n  \
                   sandboxctl exec $id -- sh -c 'echo hello'\n  sandboxctl release $id\n\n\
                   Exit codes: 0 done; 1 refused or failed; 2 usage; 3 no daemon, or time over.\n\
-                  exec and run: the command's own; 128+n for signal n; 124 its timeout; 126 cannot be executed;\n\
+                  exec, run, shell, attach, session run: the command's own; 128+n for signal n; 124 its timeout; 126 cannot be executed;\n\
                   127 not found; 125 every fault of ours."
 )]
 pub(crate) struct Cli {
@@ -47,9 +54,44 @@ pub(crate) enum Verb {
     Claim(ClaimArgs),
     /// Run a command in a sandbox; its output, its exit code.
     #[command(
-        after_help = "Examples:\n  sandboxctl exec sb_... -- ls -l /\n  tar c . | sandboxctl exec -i sb_... -- tar x -C /work"
+        after_help = "Examples:\n  sandboxctl exec sb_... -- ls -l /\n  tar c . | sandboxctl exec -i sb_... -- tar x -C /work\n  \
+                      sandboxctl exec -i -t sb_... -- vi /etc/motd"
     )]
     Exec(ExecArgs),
+    /// Open a shell, or another command, on this terminal.
+    #[command(after_help = "Examples:\n  sandboxctl shell sb_...\n  sandboxctl shell sb_... -- python3")]
+    Shell(ShellArgs),
+    /// Start a process that nobody waits for; print its id.
+    #[command(
+        after_help = "Example:\n  sandboxctl spawn --name web sb_... -- python3 -m http.server\n  \
+                      sandboxctl logs -f sb_... web"
+    )]
+    Spawn(SpawnArgs),
+    /// List the processes of a sandbox.
+    #[command(after_help = "Example:\n  sandboxctl ps --running sb_...")]
+    Ps(PsArgs),
+    /// Signal processes and all that they started. What has ended already is no error.
+    #[command(after_help = "Example:\n  sandboxctl kill --signal TERM --scope leader sb_... web")]
+    Kill(KillArgs),
+    /// Print what a process says.
+    #[command(
+        after_help = "Examples:\n  sandboxctl logs sb_... web\n  sandboxctl logs -f --from live sb_... 17"
+    )]
+    Logs(LogsArgs),
+    /// Go to a process: its output from now on, its input, its exit code.
+    #[command(
+        after_help = "Examples:\n  sandboxctl attach sb_... 17\n  sandboxctl attach --no-stdin --from oldest sb_... web"
+    )]
+    Attach(AttachArgs),
+    /// Wait for the end of a process and print its exit code.
+    #[command(after_help = "Example:\n  code=$(sandboxctl wait sb_... web)")]
+    Wait(WaitArgs),
+    /// Drop what is kept of processes that have ended.
+    #[command(after_help = "Example:\n  sandboxctl forget sb_... web")]
+    Forget(ProcessArgs),
+    /// Use shells that keep their state between commands.
+    #[command(subcommand)]
+    Session(SessionVerb),
     /// Claim a sandbox, run a command in it, release it.
     #[command(after_help = "Example:\n  sandboxctl run --pool default -- sh -c 'echo hello'")]
     Run(RunArgs),
@@ -97,8 +139,19 @@ impl Verb {
     /// Exit code of a fault that is not the command's, for verbs that pass the command's own code on.
     pub(crate) const fn fault_code(&self) -> Option<u8> {
         match self {
-            Self::Exec(_) | Self::Run(_) => Some(crate::fault::OURS),
+            Self::Exec(_)
+            | Self::Run(_)
+            | Self::Shell(_)
+            | Self::Attach(_)
+            | Self::Session(SessionVerb::Run(_)) => Some(crate::fault::OURS),
             Self::Claim(_)
+            | Self::Spawn(_)
+            | Self::Ps(_)
+            | Self::Kill(_)
+            | Self::Logs(_)
+            | Self::Wait(_)
+            | Self::Forget(_)
+            | Self::Session(SessionVerb::Open(_) | SessionVerb::List(_) | SessionVerb::Close(_))
             | Self::Release(_)
             | Self::Renew(_)
             | Self::List(_)
@@ -116,7 +169,7 @@ impl Verb {
     }
 }
 
-fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|error| format!("{error} (as in 500ms, 10s, 1h30m)"))
 }
 
@@ -216,6 +269,12 @@ pub(crate) struct How {
     /// Pass stdin on; without it the command reads /dev/null.
     #[arg(short = 'i', long = "stdin")]
     pub(crate) stdin: bool,
+    /// Run it on a terminal, and with -i put this one before it.
+    #[arg(short = 't', long = "tty")]
+    pub(crate) tty: bool,
+    /// Value of TERM on the terminal [default: that of this one].
+    #[arg(long, value_name = "T", env = "TERM", hide_env = true)]
+    pub(crate) term: Option<OsString>,
     /// Working directory in the sandbox.
     #[arg(long, value_name = "DIR")]
     pub(crate) cwd: Option<OsString>,
@@ -239,6 +298,9 @@ pub(crate) struct ExecArgs {
     pub(crate) sandbox: String,
     #[command(flatten)]
     pub(crate) how: How,
+    /// Keys that leave the command running, with -i -t; it then stays too when the connection is lost.
+    #[arg(long, value_name = "KEYS")]
+    pub(crate) detach_keys: Option<Keys>,
     /// The command and its arguments.
     #[arg(
         required = true,

@@ -1,11 +1,10 @@
 //! `exec`, with the manners of a good remote shell: stdin only when asked for, bytes as they come, signals passed on,
 //! the command's own exit code.
 
-use std::{os::unix::ffi::OsStringExt, process::ExitCode};
+use std::{os::unix::ffi::OsStringExt, process::ExitCode, time::Duration};
 
-use sandbox_sdk::{Event, ExecStdin, ExecStream, Exit, How as End, SandboxHandle, Signaller};
+use sandbox_sdk::{Exit, How as End, SandboxHandle, v1::signal::Scope};
 use serde_json::{Map, Value, json};
-use tokio::io::{AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
 use crate::{
     Reach,
@@ -14,15 +13,18 @@ use crate::{
     fault::Fault,
     human, json,
     print::{self, Out},
+    relay::{Done, Left, Remote},
     signals::Signals,
+    terminal::{self, Keys},
+    text::harmless,
 };
 
-/// Bytes that one read of stdin takes at most.
-const PIECE: usize = 64 * 1024;
-/// Bytes of each output that `--json` keeps.
-const KEPT: usize = 8 * 1024 * 1024;
+/// SIGHUP.
+const HANGUP: i32 = 1;
+/// Time for a last word to a program whose terminal is gone.
+const PARTING: Duration = Duration::from_secs(2);
 /// The command's time was over.
-const TIMED_OUT: u8 = 124;
+pub(crate) const TIMED_OUT: u8 = 124;
 
 pub(crate) fn builder(
     sandbox: &SandboxHandle,
@@ -49,51 +51,101 @@ pub(crate) fn builder(
     if how.stdin {
         exec = exec.piped_stdin();
     }
+    if how.tty {
+        let (cols, rows) = terminal::size();
+        exec = exec.tty(cols, rows);
+        if let Some(term) = how.term {
+            exec = exec.term(term.into_vec());
+        }
+    }
     Ok(exec)
 }
 
 pub(crate) async fn exec(reach: &Reach, args: ExecArgs, out: Out) -> Result<ExitCode, Fault> {
+    let (input, tty) = (args.how.stdin, args.how.tty);
+    if tty {
+        terminal::check("-t", input, out)?;
+    }
     let client = reach.client(None).await?;
     let sandbox = client.sandbox(args.sandbox, None);
-    let stream = builder(&sandbox, args.how, args.command)?.stream().await?;
+    let mut command = builder(&sandbox, args.how, args.command)?;
+    if input && tty {
+        let keys = args.detach_keys;
+        // Whoever can leave it alone leaves it running.
+        if keys.is_some() {
+            command = command.detach_on_disconnect();
+        }
+        return interact(&sandbox, command, keys, out).await;
+    }
+    let remote = Remote::exec(command.stream().await?);
     let mut signals = Signals::catch()?;
-    let done = Box::pin(relay(stream, &mut signals, out)).await?;
+    let done = if tty {
+        Box::pin(remote.show(&mut signals, out)).await?
+    } else {
+        Box::pin(remote.relay(&mut signals, out)).await?
+    };
     done.print(out, Map::new())?;
     Ok(done.code())
 }
 
-/// A command that has ended, and what it said if that was kept.
-#[derive(Debug)]
-pub(crate) struct Done {
-    exit: Exit,
-    stdout: Kept,
-    stderr: Kept,
+/// Puts the local terminal before a command. `keys` leave it running, if there are any.
+pub(crate) async fn interact(
+    sandbox: &SandboxHandle,
+    command: sandbox_sdk::Exec,
+    keys: Option<Keys>,
+    out: Out,
+) -> Result<ExitCode, Fault> {
+    let detaches = keys.is_some();
+    let mut signals = Signals::catch()?;
+    let mut remote = Remote::exec(command.stream().await?);
+    let id = remote.started().await?;
+    let left = Box::pin(remote.interact(keys.unwrap_or_default(), &mut signals, out)).await;
+    if !matches!(left, Ok(Left::Ended(_))) {
+        terminal::clean();
+    }
+    match left {
+        Ok(Left::Ended(done)) => {
+            done.print(out, Map::new())?;
+            Ok(done.code())
+        }
+        Ok(Left::Detached) => {
+            on_its_own(sandbox, id);
+            Ok(ExitCode::SUCCESS)
+        }
+        Ok(Left::Signal(number)) => {
+            if detaches {
+                hang_up(sandbox, id).await;
+            }
+            Err(Fault::Signal(number))
+        }
+        Err(fault) => {
+            if detaches {
+                on_its_own(sandbox, id);
+            }
+            Err(fault)
+        }
+    }
 }
 
-#[derive(Debug, Default)]
-struct Kept {
-    bytes: Vec<u8>,
-    cut: bool,
+fn on_its_own(sandbox: &SandboxHandle, id: u64) {
+    let sandbox = harmless(sandbox.id());
+    print::stderr(&format!(
+        "sandboxctl: it goes on as process {id}; `sandboxctl attach {sandbox} {id}` goes back to it"
+    ));
 }
 
-impl Kept {
-    fn push(&mut self, data: &[u8]) {
-        let room = KEPT.saturating_sub(self.bytes.len());
-        let fits = data.get(..room).unwrap_or(data);
-        self.cut |= fits.len() < data.len();
-        self.bytes.extend_from_slice(fits);
+/// Does to a program that would go on what the end of its terminal does: nobody has asked for it to stay.
+async fn hang_up(sandbox: &SandboxHandle, id: u64) {
+    let process = sandbox.process(id);
+    let hung_up = tokio::time::timeout(PARTING, process.signal(HANGUP, Scope::Tree)).await;
+    if !matches!(hung_up, Ok(Ok(_))) {
+        on_its_own(sandbox, id);
     }
 }
 
 impl Done {
     pub(crate) fn code(&self) -> ExitCode {
-        let code = match self.exit.how {
-            _ if self.exit.timed_out => TIMED_OUT,
-            // A wait status has 8 bits.
-            End::Code(code) => u8::try_from(code & 0xff).unwrap_or(u8::MAX),
-            End::Signal(number) => u8::try_from(number.saturating_add(128)).unwrap_or(u8::MAX),
-        };
-        code.into()
+        code(&self.exit).into()
     }
 
     /// The JSON of it, with what else the verb has to say; or, for people, only what was counted.
@@ -105,13 +157,7 @@ impl Done {
             }
             return Ok(());
         }
-        let (code, signal) = match self.exit.how {
-            End::Code(code) => (Some(code), None),
-            End::Signal(signal) => (None, Some(signal)),
-        };
-        object.insert("code".to_owned(), json!(code));
-        object.insert("signal".to_owned(), json!(signal));
-        object.insert("timed_out".to_owned(), json!(self.exit.timed_out));
+        json::exit(&mut object, self.exit.how, self.exit.timed_out);
         object.insert("truncated".to_owned(), json!(self.stdout.cut || self.stderr.cut));
         json::output(&mut object, "stdout", self.stdout.bytes.clone());
         json::output(&mut object, "stderr", self.stderr.bytes.clone());
@@ -119,6 +165,20 @@ impl Done {
             object.extend(json);
         }
         print::line(&Value::Object(object).to_string())
+    }
+}
+
+/// The exit code that a shell would show.
+pub(crate) fn code(exit: &Exit) -> u8 {
+    if exit.timed_out { TIMED_OUT } else { how(exit.how) }
+}
+
+/// As [`code`], of a program that was in time.
+pub(crate) fn how(how: End) -> u8 {
+    match how {
+        // A wait status has 8 bits.
+        End::Code(code) => u8::try_from(code & 0xff).unwrap_or(u8::MAX),
+        End::Signal(number) => u8::try_from(number.saturating_add(128)).unwrap_or(u8::MAX),
     }
 }
 
@@ -138,74 +198,4 @@ pub(crate) fn traced(exit: &Exit) -> Option<(Value, String)> {
         "agent_work": exit.work.as_ref().map(json::agent_work),
     });
     Some((json, text))
-}
-
-/// Passes everything on until the command has ended.
-pub(crate) async fn relay(mut stream: ExecStream, signals: &mut Signals, out: Out) -> Result<Done, Fault> {
-    let stdin = stream.take_stdin();
-    let signaller = stream.signaller();
-    let output = output(stream, out);
-    tokio::select! {
-        done = output => done,
-        never = input(stdin) => match never {},
-        never = forward(signals, signaller) => match never {},
-    }
-}
-
-enum Never {}
-
-/// Ends only by being dropped, as does [`forward`]: it is the command's end that ends a call.
-async fn input(stdin: Option<ExecStdin>) -> Never {
-    if let Some(mut stdin) = stdin {
-        let mut local = tokio::io::stdin();
-        let mut piece = vec![0; PIECE];
-        // A stdin that cannot be read has ended, as for any program.
-        while let Ok(length @ 1..) = local.read(&mut piece).await {
-            let data = piece.get(..length).unwrap_or_default().to_vec();
-            if stdin.write(data).await.is_err() {
-                break;
-            }
-        }
-    }
-    std::future::pending().await
-}
-
-async fn forward(signals: &mut Signals, signaller: Signaller) -> Never {
-    loop {
-        let number = signals.next().await;
-        signaller.signal(number.into()).await;
-    }
-}
-
-async fn output(mut stream: ExecStream, out: Out) -> Result<Done, Fault> {
-    let (mut stdout, mut stderr) = (Kept::default(), Kept::default());
-    let (mut to_stdout, mut to_stderr) = (tokio::io::stdout(), tokio::io::stderr());
-    while let Some(event) = stream.next().await {
-        match event? {
-            Event::Started { .. } => {}
-            Event::Stdout(data) if out.json => stdout.push(&data),
-            Event::Stderr(data) if out.json => stderr.push(&data),
-            Event::Stdout(data) => write(&mut to_stdout, &data)
-                .await
-                .map_err(|error| Fault::io("stdout", error))?,
-            // A command goes on when nobody reads its complaints.
-            Event::Stderr(data) => drop(write(&mut to_stderr, &data).await),
-            Event::Exit(exit) => {
-                return Ok(Done {
-                    exit: *exit,
-                    stdout,
-                    stderr,
-                });
-            }
-        }
-    }
-    Err(Fault::Io(
-        "exec",
-        std::io::Error::other("the call ended without the command's exit"),
-    ))
-}
-
-async fn write(to: &mut (impl AsyncWrite + Unpin), data: &[u8]) -> std::io::Result<()> {
-    to.write_all(data).await?;
-    to.flush().await
 }

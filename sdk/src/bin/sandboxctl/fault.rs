@@ -21,11 +21,11 @@ const FAILED: u8 = 1;
 const USAGE: u8 = 2;
 /// No daemon, or time over.
 const ABSENT: u8 = 3;
-/// `exec` and `run`: every fault that is not the command's.
+/// Verbs that pass a command's code on: every fault that is not the command's.
 pub(crate) const OURS: u8 = 125;
-/// `exec` and `run`: it cannot be executed.
+/// The same verbs: it cannot be executed.
 const CANNOT: u8 = 126;
-/// `exec` and `run`: it is not there.
+/// The same verbs: it is not there.
 const NOT_FOUND: u8 = 127;
 /// What a shell shows for SIGPIPE.
 const PIPE: u8 = 128 + 13;
@@ -222,24 +222,33 @@ pub(crate) fn usage(raw: &[OsString], error: &clap::Error) -> ExitCode {
         (Err(error), _) if error.kind() == io::ErrorKind::BrokenPipe => PIPE.into(),
         (Err(_), _) => FAILED.into(),
         (Ok(()), false) => ExitCode::SUCCESS,
-        (Ok(()), true) => match verb_of(raw) {
-            Some("exec" | "run") => OURS.into(),
-            Some(_) | None => USAGE.into(),
-        },
+        (Ok(()), true) if passes_codes_on(raw) => OURS.into(),
+        (Ok(()), true) => USAGE.into(),
     }
 }
 
-/// The verb of a command line that may be wrong elsewhere.
-fn verb_of(raw: &[OsString]) -> Option<&str> {
-    let mut args = raw.iter().skip(1).filter_map(|arg| OsStr::to_str(arg));
-    while let Some(arg) = args.next() {
-        match arg {
-            "--addr" | "--token" | "--ca" => drop(args.next()),
-            flag if flag.starts_with('-') => {}
-            verb => return Some(verb),
-        }
+/// Whether the verb of a command line, which may be wrong elsewhere, passes a command's code on.
+fn passes_codes_on(raw: &[OsString]) -> bool {
+    let mut words = words(raw);
+    match words.next() {
+        Some("exec" | "run" | "shell" | "attach") => true,
+        Some("session") => words.next() == Some("run"),
+        Some(_) | None => false,
     }
-    None
+}
+
+/// The words of a command line that are no options.
+fn words(raw: &[OsString]) -> impl Iterator<Item = &str> {
+    let mut args = raw.iter().skip(1).filter_map(|arg| OsStr::to_str(arg));
+    std::iter::from_fn(move || {
+        loop {
+            match args.next()? {
+                "--addr" | "--token" | "--ca" => drop(args.next()),
+                flag if flag.starts_with('-') => {}
+                word => return Some(word),
+            }
+        }
+    })
 }
 
 #[cfg(test)]
@@ -250,7 +259,7 @@ mod tests {
     fn the_verb_is_found_whatever_stands_before_it() {
         let verb = |line: &str| {
             let raw: Vec<OsString> = line.split(' ').map(OsString::from).collect();
-            verb_of(&raw).map(str::to_owned)
+            words(&raw).next().map(str::to_owned)
         };
         assert_eq!(verb("sandboxctl --json exec").as_deref(), Some("exec"));
         assert_eq!(
@@ -258,5 +267,15 @@ mod tests {
             Some("list")
         );
         assert_eq!(verb("sandboxctl --json").as_deref(), None);
+        for (line, expected) in [
+            ("sandboxctl --json session run", true),
+            ("sandboxctl session --addr x run", true),
+            ("sandboxctl session open run", false),
+            ("sandboxctl attach", true),
+            ("sandboxctl ps exec", false),
+        ] {
+            let raw: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+            assert_eq!(passes_codes_on(&raw), expected, "{line}");
+        }
     }
 }

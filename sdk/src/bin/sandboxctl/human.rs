@@ -6,7 +6,7 @@ use sandbox_sdk::v1;
 
 use crate::{
     print::{fields, table},
-    text::{lossy, span, stamp, word},
+    text::{last_word, lossy, span, stamp, word},
 };
 
 fn labels(labels: &HashMap<String, String>) -> String {
@@ -198,6 +198,61 @@ pub(crate) fn doctor(reply: &v1::NodeDoctorReply) -> String {
         ]
     });
     table(["", "CHECK", "FOUND", "REMEDY"], rows.collect())
+}
+
+pub(crate) fn processes(rows: &[v1::Process]) -> String {
+    let head = ["ID", "NAME", "STATE", "KIND", "PID", "AGE", "COMMAND"];
+    let rows = rows.iter().map(|row| {
+        let argv: Vec<String> = row.argv.iter().map(|arg| lossy(arg)).collect();
+        let state = last_word(row.state().as_str_name()).unwrap_or_default();
+        let how = row.exit.as_ref().and_then(|exit| exit.how.as_ref());
+        [
+            row.id.to_string(),
+            lossy(&row.name),
+            match how {
+                Some(v1::exit::How::Code(code)) => format!("{state} ({code})"),
+                Some(v1::exit::How::Signal(signal)) => format!("{state} (signal {signal})"),
+                None => state,
+            },
+            last_word(row.kind().as_str_name()).unwrap_or_default(),
+            row.pid.to_string(),
+            age(row.age_ms),
+            argv.join(" ") + if row.argv_cut { ".." } else { "" },
+        ]
+    });
+    table(head, rows.collect())
+}
+
+pub(crate) fn sessions(rows: &[v1::Session]) -> String {
+    let head = [
+        "SESSION",
+        "STATE",
+        "PROCESS",
+        "PID",
+        "COMMANDS",
+        "IDLE",
+        "ENDS AFTER",
+    ];
+    let rows = rows.iter().map(|row| {
+        [
+            row.session.clone(),
+            if row.busy { "busy" } else { "idle" }.to_owned(),
+            row.process.to_string(),
+            row.pid.to_string(),
+            row.commands.to_string(),
+            age(row.idle_ms),
+            if row.idle_secs == 0 {
+                "never".to_owned()
+            } else {
+                span(row.idle_secs)
+            },
+        ]
+    });
+    table(head, rows.collect())
+}
+
+fn age(ms: u64) -> String {
+    span(u32::try_from(ms / 1_000).unwrap_or(u32::MAX))
 }
 
 /// Counters and steps, one a line.

@@ -1,10 +1,10 @@
 //! Messages as JSON: the field names of the API, enums in lower case, times in RFC 3339. What is absent is null.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use sandbox_sdk::{Sandbox, v1};
+use sandbox_sdk::{How, Sandbox, v1};
 use serde_json::{Map, Value, json};
 
-use crate::text::{stamp, time, word};
+use crate::text::{last_word, lossy, stamp, time, word};
 
 pub(crate) fn claimed(sandbox: &Sandbox) -> Value {
     let mut object = json!({
@@ -91,7 +91,7 @@ pub(crate) fn template(template: &v1::Template) -> Value {
         "name": template.name,
         "image": template.image,
         "image_digest": template.image_digest,
-        "warmup": template.warmup.iter().map(|arg| crate::text::lossy(arg)).collect::<Vec<_>>(),
+        "warmup": template.warmup.iter().map(|arg| lossy(arg)).collect::<Vec<_>>(),
         "variants": template.variants.iter().map(variant).collect::<Vec<_>>(),
     })
 }
@@ -165,6 +165,58 @@ pub(crate) fn agent_work(work: &v1::AgentWork) -> Value {
         "start_us": work.start_us,
         "run_us": work.run_us,
     })
+}
+
+pub(crate) fn process(row: &v1::Process) -> Value {
+    let exit = row.exit.as_ref().map(|exit| {
+        let (code, signal) = match exit.how {
+            Some(v1::exit::How::Code(code)) => (Some(code), None),
+            Some(v1::exit::How::Signal(signal)) => (None, Some(signal)),
+            None => (None, None),
+        };
+        json!({ "code": code, "signal": signal, "timed_out": exit.timed_out })
+    });
+    json!({
+        "process": row.id,
+        "pid": row.pid,
+        "name": (!row.name.is_empty()).then(|| lossy(&row.name)),
+        "kind": last_word(row.kind().as_str_name()),
+        "argv": row.argv.iter().map(|arg| lossy(arg)).collect::<Vec<_>>(),
+        "argv_cut": row.argv_cut,
+        "uid": row.uid,
+        "state": last_word(row.state().as_str_name()),
+        "exit": exit,
+        "started_at": stamp(row.started_at.as_ref()),
+        "age_ms": row.age_ms,
+        "log_start": row.log_start,
+        "log_end": row.log_end,
+        "readers": row.readers,
+        "tty": row.tty,
+    })
+}
+
+pub(crate) fn session(row: &v1::Session) -> Value {
+    json!({
+        "session": row.session,
+        "process": row.process,
+        "pid": row.pid,
+        "busy": row.busy,
+        "commands": row.commands,
+        "opened_at": stamp(row.opened_at.as_ref()),
+        "idle_ms": row.idle_ms,
+        "idle_secs": row.idle_secs,
+    })
+}
+
+/// How something ended, under the keys of every verb that says so.
+pub(crate) fn exit(object: &mut Map<String, Value>, how: How, timed_out: bool) {
+    let (code, signal) = match how {
+        How::Code(code) => (Some(code), None),
+        How::Signal(signal) => (None, Some(signal)),
+    };
+    object.insert("code".to_owned(), json!(code));
+    object.insert("signal".to_owned(), json!(signal));
+    object.insert("timed_out".to_owned(), json!(timed_out));
 }
 
 /// Output under its name if it is text, else under its name with `_base64`.

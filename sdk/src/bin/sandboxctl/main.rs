@@ -11,14 +11,19 @@ mod fault;
 mod human;
 mod json;
 mod node;
+mod packages;
 mod pool;
 mod print;
+mod process;
 mod ready;
+mod relay;
 mod rows;
 mod run;
+mod session;
 mod shell;
 mod signals;
 mod template;
+mod terminal;
 mod text;
 mod trace;
 
@@ -106,8 +111,17 @@ async fn verb(cli: Cli, out: Out) -> Result<ExitCode, Fault> {
         ca: cli.ca,
     };
     let done = match cli.verb {
-        Verb::Exec(args) => return exec::exec(&reach, args, out).await,
+        Verb::Exec(args) => return Box::pin(exec::exec(&reach, args, out)).await,
         Verb::Run(args) => return Box::pin(run::run(&reach, args, out)).await,
+        Verb::Shell(args) => return Box::pin(shell::shell(&reach, args, out)).await,
+        Verb::Attach(args) => return Box::pin(process::attach(&reach, args, out)).await,
+        Verb::Session(verb) => return Box::pin(session::verb(&reach, verb, out)).await,
+        Verb::Spawn(args) => Box::pin(process::spawn(&reach, args, out)).await,
+        Verb::Ps(args) => process::ps(&reach, args, out).await,
+        Verb::Kill(args) => process::kill(&reach, args, out).await,
+        Verb::Logs(args) => process::logs(&reach, args, out).await,
+        Verb::Wait(args) => process::wait(&reach, args, out).await,
+        Verb::Forget(args) => process::forget(&reach, args, out).await,
         Verb::Claim(args) => claim::claim(&reach, args, out).await,
         Verb::Release(args) => rows::release(&reach, args, out).await,
         Verb::Renew(args) => rows::renew(&reach, args, out).await,
@@ -120,8 +134,8 @@ async fn verb(cli: Cli, out: Out) -> Result<ExitCode, Fault> {
         Verb::WaitReady(args) => ready::wait(&reach, args, out).await,
         Verb::Trace(verb) => Box::pin(trace::verb(&reach, verb, out)).await,
         Verb::Bench(verb) => bench::verb(&reach, verb, out).await,
-        Verb::Completions { shell } => shell::completions(shell),
-        Verb::Man { dir } => shell::man(&dir),
+        Verb::Completions { shell } => packages::completions(shell),
+        Verb::Man { dir } => packages::man(&dir),
     };
     done.map(|()| ExitCode::SUCCESS)
 }

@@ -8,17 +8,22 @@ use serde_json::{Map, json};
 use crate::{
     Reach,
     args::RunArgs,
-    claim,
-    exec::{self, Done},
+    claim, exec,
     fault::Fault,
     print::{self, Out, Progress},
+    relay::{Done, Left, Remote},
     signals::Signals,
+    terminal::{self, Keys},
 };
 
 /// After a signal, how long a claim that is under way may still take, so that it can be given back.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(crate) async fn run(reach: &Reach, args: RunArgs, out: Out) -> Result<ExitCode, Fault> {
+    let (input, tty) = (args.how.stdin, args.how.tty);
+    if tty {
+        terminal::check("-t", input, out)?;
+    }
     let mut signals = Signals::catch()?;
     let client = tokio::select! {
         client = reach.client(None) => client?,
@@ -38,7 +43,7 @@ pub(crate) async fn run(reach: &Reach, args: RunArgs, out: Out) -> Result<ExitCo
     let done = match interrupted {
         Some(number) => Err(Fault::Signal(number)),
         None => match exec::builder(&sandbox, args.how, args.command) {
-            Ok(command) => relay(command, &mut signals, out).await,
+            Ok(command) => relay(command, (input, tty), &mut signals, out).await,
             Err(fault) => Err(fault),
         },
     };
@@ -48,12 +53,34 @@ pub(crate) async fn run(reach: &Reach, args: RunArgs, out: Out) -> Result<ExitCo
     Ok(done.code())
 }
 
-async fn relay(command: sandbox_sdk::Exec, signals: &mut Signals, out: Out) -> Result<Done, Fault> {
+async fn relay(
+    command: sandbox_sdk::Exec,
+    (input, tty): (bool, bool),
+    signals: &mut Signals,
+    out: Out,
+) -> Result<Done, Fault> {
     let stream = tokio::select! {
         stream = command.stream() => stream?,
         number = signals.next() => return Err(Fault::Signal(number)),
     };
-    Box::pin(exec::relay(stream, signals, out)).await
+    let mut remote = Remote::exec(stream);
+    match (input, tty) {
+        (_, false) => Box::pin(remote.relay(signals, out)).await,
+        (false, true) => Box::pin(remote.show(signals, out)).await,
+        (true, true) => {
+            remote.started().await?;
+            // Nobody can leave it alone: its sandbox ends with this verb.
+            let left = Box::pin(remote.interact(Keys::default(), signals, out)).await;
+            if !matches!(left, Ok(Left::Ended(_))) {
+                terminal::clean();
+            }
+            match left? {
+                Left::Ended(done) => Ok(*done),
+                Left::Detached => Err(Fault::Told),
+                Left::Signal(number) => Err(Fault::Signal(number)),
+            }
+        }
+    }
 }
 
 /// Gives the sandbox back, or says what was kept. A release that fails does not change what the command said.

@@ -34,3 +34,47 @@ impl Signals {
         })
     }
 }
+
+/// Names of signals, from 1 on.
+const NAMES: [&str; 31] = [
+    "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE",
+    "ALRM", "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ",
+    "VTALRM", "PROF", "WINCH", "IO", "PWR", "SYS",
+];
+/// The highest number.
+const HIGHEST: i32 = 64;
+
+/// The number of a signal that is named: `TERM`, `SIGTERM`, `15`.
+pub(crate) fn number(text: &str) -> Result<i32, String> {
+    let upper = text.to_ascii_uppercase();
+    let name = upper.strip_prefix("SIG").unwrap_or(&upper);
+    let named = (1..).zip(NAMES).find(|(_number, known)| *known == name);
+    match (named, text.parse()) {
+        (Some((number, _name)), _) => Ok(number),
+        (None, Ok(number)) if (1..=HIGHEST).contains(&number) => Ok(number),
+        (None, Ok(_) | Err(_)) => Err("expected a name, as TERM, or a number from 1 to 64".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::number;
+
+    #[test]
+    fn signals_go_by_name_and_number() {
+        for (text, expected) in [
+            ("TERM", 15),
+            ("sigkill", 9),
+            ("HUP", 1),
+            ("SYS", 31),
+            ("WINCH", 28),
+            ("64", 64),
+            ("17", 17),
+        ] {
+            assert_eq!(number(text), Ok(expected), "{text}");
+        }
+        for bad in ["", "SIG", "0", "65", "-9", "NOPE"] {
+            assert!(number(bad).is_err(), "{bad:?}");
+        }
+    }
+}

@@ -29,6 +29,11 @@ pub(crate) fn word(name: &str) -> Option<String> {
     (word != "UNSPECIFIED").then(|| word.to_ascii_lowercase())
 }
 
+/// `PROCESS_STATE_RUNNING` as `running`; an unset one is nothing.
+pub(crate) fn last_word(name: &str) -> Option<String> {
+    word(&format!("_{}", name.rsplit_once('_')?.1))
+}
+
 /// RFC 3339, UTC, milliseconds.
 pub(crate) fn time(at: SystemTime) -> String {
     humantime::format_rfc3339_millis(at).to_string()
@@ -66,6 +71,8 @@ mod tests {
     fn words_and_times() {
         assert_eq!(word("STATE_CLAIMED").as_deref(), Some("claimed"));
         assert_eq!(word("TIER_UNSPECIFIED"), None);
+        assert_eq!(last_word("PROCESS_STATE_RUNNING").as_deref(), Some("running"));
+        assert_eq!(last_word("PROCESS_STATE_UNSPECIFIED"), None);
         let at = |seconds| prost_types::Timestamp {
             seconds,
             nanos: 5_000_000,

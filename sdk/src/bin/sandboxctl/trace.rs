@@ -53,6 +53,7 @@ async fn trace_claim(reach: &Reach, mut args: ClaimArgs, out: Out) -> Result<(),
 async fn trace_exec(reach: &Reach, mut args: ExecArgs, out: Out) -> Result<(), Fault> {
     args.how.trace = true;
     args.how.stdin = false;
+    args.how.tty = false;
     let client = reach.client(None).await?;
     let sandbox = client.sandbox(args.sandbox, None);
     let command = exec::builder(&sandbox, args.how, args.command)?;

@@ -226,6 +226,7 @@ impl Guest {
                 output,
                 started,
                 seen: 0,
+                unread: Bytes::new(),
             }),
             other => panic!("no Started: {other:?}"),
         }
@@ -293,6 +294,8 @@ pub(super) struct Call {
     pub(super) started: Started,
     /// Bytes that [`chunk`](Self::chunk) took.
     seen: usize,
+    /// Put back.
+    unread: Bytes,
 }
 
 /// What a program said and how it ended.
@@ -330,8 +333,16 @@ impl Call {
         within(input.send(ExecIn { m: Some(m) })).await.unwrap();
     }
 
+    /// Puts bytes back that were read too early.
+    pub(super) fn unread(&mut self, bytes: Bytes) {
+        self.unread = bytes;
+    }
+
     /// The next message, which is of stdout.
     pub(super) async fn chunk(&mut self) -> Bytes {
+        if !self.unread.is_empty() {
+            return std::mem::take(&mut self.unread);
+        }
         match within(self.output.message()).await.unwrap().and_then(|out| out.m) {
             Some(exec_out::M::Stdout(chunk)) => {
                 self.seen += chunk.data.len();
@@ -343,7 +354,8 @@ impl Call {
 
     /// Reads to the end: Exit, then OK, then nothing.
     pub(super) async fn finish(mut self) -> Result<Ran, Status> {
-        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        let (mut stdout, mut stderr) = (self.unread.to_vec(), Vec::new());
+        self.seen -= stdout.len();
         let exit = loop {
             match within(self.output.message()).await?.and_then(|out| out.m) {
                 Some(exec_out::M::Stdout(chunk)) => stdout.extend_from_slice(&chunk.data),

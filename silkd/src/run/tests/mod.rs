@@ -5,3 +5,4 @@ mod ends;
 mod harness;
 mod starts;
 mod streams;
+mod terminal;

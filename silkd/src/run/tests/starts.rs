@@ -6,7 +6,7 @@ use bytes::Bytes;
 use sandbox_protocol::{
     limits::LINK_INPUT_STREAMS,
     reason::Reason,
-    v1::{ExecIn, ExecStart, Tty},
+    v1::{ExecIn, ExecStart},
 };
 use tonic_types::StatusExt as _;
 
@@ -256,11 +256,6 @@ async fn leaves_are_used_again_unless_they_were_killed() {
 #[tokio::test]
 async fn what_this_version_does_not_do_is_refused() {
     let guest = Guest::start();
-    let mut tty = sh("true");
-    tty.tty = Some(Tty::default());
-    let (reason, status) = guest.refused(tty).await;
-    assert_eq!(reason, Reason::InvalidCommand);
-    assert!(status.message().contains("later version"), "{}", status.message());
     let detach = ExecStart {
         on_disconnect: 2,
         ..of(sh("true"))

@@ -1,0 +1,192 @@
+//! Files: whose call it is, and on to `fs`.
+//!
+//! May call: agent, fs, gate, refusal, run.
+//! Never inside: work of its own.
+
+use std::sync::Arc;
+
+use futures_util::{Stream, TryStreamExt as _};
+use sandbox_protocol::{
+    reason::Reason,
+    v1::{
+        AgentFindRequest, AgentListReply, AgentListRequest, AgentMkdirReply, AgentMkdirRequest,
+        AgentPullRequest, AgentPushReply, AgentReadRequest, AgentRemoveReply, AgentRemoveRequest,
+        AgentRenameReply, AgentRenameRequest, AgentReplaceRequest, AgentStatReply, AgentStatRequest,
+        AgentWatchRequest, AgentWriteReply, FindOut, PullOut, PushIn, ReadOut, ReplaceOut, Resolve, WatchOut,
+        WriteIn, write_in,
+    },
+};
+use tonic::{Status, Streaming, codegen::BoxStream};
+
+use super::Parts;
+use crate::{fs::Call, gate::InputSeat, refusal::Refusal, run::ExecCtx};
+
+/// Whom the call acts as: the request's user, else the claim's. What comes of it holds the gate open.
+fn enter(
+    parts: &Parts,
+    ctx: ExecCtx,
+    resolve: Option<&Resolve>,
+    seat: Option<InputSeat>,
+) -> Result<Arc<Call>, Refusal> {
+    let asked = resolve
+        .map(|resolve| &resolve.user)
+        .filter(|user| !user.is_empty());
+    let ids = parts.control.runner.ids_of(asked.unwrap_or(&ctx.claim.user))?;
+    Ok(Call::new(ctx.gate, ids, seat))
+}
+
+fn no_start(of: &str) -> Refusal {
+    Refusal::new(
+        Reason::FieldInvalid,
+        format!("the first message of a {of} is its start"),
+    )
+}
+
+/// Writes a file. Cancel safe: the old content stays.
+///
+/// # Errors
+/// Those of [`Files::write`](crate::fs::Files::write); `STREAM_LIMIT`.
+pub async fn write(
+    parts: Arc<Parts>,
+    ctx: ExecCtx,
+    mut request: Streaming<WriteIn>,
+) -> Result<AgentWriteReply, Status> {
+    let seat = ctx.gate.input()?;
+    let first = request.message().await?.and_then(|message| message.m);
+    let Some(write_in::M::Start(start)) = first else {
+        return Err(no_start("Write").into());
+    };
+    let call = enter(&parts, ctx, start.resolve.as_ref(), Some(seat))?;
+    parts.files.write(call, &start, request).await
+}
+
+/// Reads a file. Cancel safe.
+///
+/// # Errors
+/// Those of [`Files::read`](crate::fs::Files::read).
+pub async fn read(
+    parts: Arc<Parts>,
+    ctx: ExecCtx,
+    request: AgentReadRequest,
+) -> Result<BoxStream<ReadOut>, Status> {
+    let call = enter(&parts, ctx, request.resolve.as_ref(), None)?;
+    Ok(boxed(parts.files.read(call, &request).await?))
+}
+
+/// What is there. Cancel safe.
+///
+/// # Errors
+/// Those of [`Files::stat`](crate::fs::Files::stat).
+pub async fn stat(
+    parts: Arc<Parts>,
+    ctx: ExecCtx,
+    request: AgentStatRequest,
+) -> Result<AgentStatReply, Status> {
+    let call = enter(&parts, ctx, request.resolve.as_ref(), None)?;
+    Ok(parts.files.stat(call, &request).await?)
+}
+
+/// What a directory holds. Cancel safe.
+///
+/// # Errors
+/// Those of [`Files::list`](crate::fs::Files::list).
+pub async fn list(
+    parts: Arc<Parts>,
+    ctx: ExecCtx,
+    request: AgentListRequest,
+) -> Result<BoxStream<AgentListReply>, Status> {
+    let call = enter(&parts, ctx, request.resolve.as_ref(), None)?;
+    Ok(boxed(parts.files.list(call, &request).await?))
+}
+
+/// Makes a directory. Cancel safe.
+///
+/// # Errors
+/// Those of [`Files::mkdir`](crate::fs::Files::mkdir).
+pub async fn mkdir(
+    parts: Arc<Parts>,
+    ctx: ExecCtx,
+    request: AgentMkdirRequest,
+) -> Result<AgentMkdirReply, Status> {
+    let call = enter(&parts, ctx, request.resolve.as_ref(), None)?;
+    Ok(parts.files.mkdir(call, &request).await?)
+}
+
+/// Removes a name or a tree. Cancel safe: what it had not come to stays.
+///
+/// # Errors
+/// Those of [`Files::remove`](crate::fs::Files::remove).
+pub async fn remove(
+    parts: Arc<Parts>,
+    ctx: ExecCtx,
+    request: AgentRemoveRequest,
+) -> Result<AgentRemoveReply, Status> {
+    let call = enter(&parts, ctx, request.resolve.as_ref(), None)?;
+    Ok(parts.files.remove(call, &request).await?)
+}
+
+/// Renames. Cancel safe.
+///
+/// # Errors
+/// Those of [`Files::rename`](crate::fs::Files::rename).
+pub async fn rename(
+    parts: Arc<Parts>,
+    ctx: ExecCtx,
+    request: AgentRenameRequest,
+) -> Result<AgentRenameReply, Status> {
+    let call = enter(&parts, ctx, request.resolve.as_ref(), None)?;
+    Ok(parts.files.rename(call, &request).await?)
+}
+
+fn boxed<T, S>(stream: S) -> BoxStream<T>
+where
+    T: 'static,
+    S: Stream<Item = Result<T, Refusal>> + Send + 'static,
+{
+    Box::pin(stream.map_err(Status::from))
+}
+
+/// Not there yet.
+pub async fn push(
+    _parts: Arc<Parts>,
+    _ctx: ExecCtx,
+    _request: Streaming<PushIn>,
+) -> Result<AgentPushReply, Status> {
+    Err(Status::unimplemented("Push is not there yet"))
+}
+
+/// Not there yet.
+pub async fn pull(
+    _parts: Arc<Parts>,
+    _ctx: ExecCtx,
+    _request: AgentPullRequest,
+) -> Result<BoxStream<PullOut>, Status> {
+    Err(Status::unimplemented("Pull is not there yet"))
+}
+
+/// Not there yet.
+pub async fn find(
+    _parts: Arc<Parts>,
+    _ctx: ExecCtx,
+    _request: AgentFindRequest,
+) -> Result<BoxStream<FindOut>, Status> {
+    Err(Status::unimplemented("Find is not there yet"))
+}
+
+/// Not there yet.
+pub async fn replace(
+    _parts: Arc<Parts>,
+    _ctx: ExecCtx,
+    _request: AgentReplaceRequest,
+) -> Result<BoxStream<ReplaceOut>, Status> {
+    Err(Status::unimplemented("Replace is not there yet"))
+}
+
+/// Not there yet.
+pub async fn watch(
+    _parts: Arc<Parts>,
+    _ctx: ExecCtx,
+    _request: AgentWatchRequest,
+) -> Result<BoxStream<WatchOut>, Status> {
+    Err(Status::unimplemented("Watch is not there yet"))
+}
