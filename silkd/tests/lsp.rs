@@ -54,14 +54,15 @@ async fn open(host: &mut Host, start: LspStart) -> Result<Client, Status> {
     let mut output = within(host.agent.lsp_open(ReceiverStream::new(rest)))
         .await?
         .into_inner();
-    match within(output.message()).await?.unwrap().m.unwrap() {
-        lsp_out::M::Started(started) => Ok(Client {
-            input,
-            output,
-            started,
-        }),
-        other => panic!("{other:?}"),
-    }
+    let first = within(output.message()).await?.unwrap().m.unwrap();
+    let lsp_out::M::Started(started) = first else {
+        panic!("{first:?}");
+    };
+    Ok(Client {
+        input,
+        output,
+        started,
+    })
 }
 
 fn language(name: &str, linger: Option<u32>) -> LspStart {
