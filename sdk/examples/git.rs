@@ -49,7 +49,7 @@ async fn main() -> anyhow::Result<()> {
         status.branch.escape_ascii(),
         status.entries.len()
     );
-    for branch in clone.branches(true).await? {
+    for branch in clone.branches(true).await?.branches {
         println!("branch {}", branch.name.escape_ascii());
     }
 

@@ -15,8 +15,8 @@ use bytes::Bytes;
 use sandbox_protocol::v1::{
     AgentGitAddRequest, AgentGitBranchReply, AgentGitBranchRequest, AgentGitCheckoutRequest,
     AgentGitCloneRequest, AgentGitCommitRequest, AgentGitPullRequest, AgentGitPushRequest,
-    AgentGitStatusReply, AgentGitStatusRequest, EnvVar, GitBranchCreate, GitBranchDelete, GitBranchEntry,
-    GitBranchList, GitContext, GitOut, agent_git_branch_request::What, git_out,
+    AgentGitStatusReply, AgentGitStatusRequest, EnvVar, GitBranchCreate, GitBranchDelete, GitBranchList,
+    GitContext, GitOut, agent_git_branch_request::What, git_out,
 };
 use tokio_stream::Stream;
 use tonic::Streaming;
@@ -191,13 +191,13 @@ impl Git {
         guest::ask(&self.sandbox, terms, &message, via!(agent_client.git_branch)).await
     }
 
-    /// Its branches; with `remotes` those of the remotes too.
+    /// Its branches, at most 10,000; with `remotes` those of the remotes too.
     ///
     /// # Errors
     /// Those of all.
-    pub async fn branches(&self, remotes: bool) -> Result<Vec<GitBranchEntry>, Error> {
+    pub async fn branches(&self, remotes: bool) -> Result<AgentGitBranchReply, Error> {
         let what = What::List(GitBranchList { remotes });
-        Ok(self.branch(Repeat::Harmless, what).await?.branches)
+        self.branch(Repeat::Harmless, what).await
     }
 
     /// Makes a branch, at `start` or else where HEAD is. `force`: though it is there.

@@ -446,7 +446,7 @@ async fn git_is_typed_and_without_its_end_an_error() {
         .allow_empty()
         .amend();
     assert_eq!(commit.run().await.unwrap(), "def");
-    assert_eq!(git.branches(true).await.unwrap()[0].name, "main");
+    assert_eq!(git.branches(true).await.unwrap().branches[0].name, "main");
     git.branch_create("b", Some("HEAD~1".as_ref()), true)
         .await
         .unwrap();

@@ -409,5 +409,8 @@ pub(crate) fn git_branch(request: &v1::AgentGitBranchRequest) -> Reply<v1::Agent
             upstream: "origin/main".into(),
         });
     }
-    Ok(Response::new(v1::AgentGitBranchReply { branches }))
+    Ok(Response::new(v1::AgentGitBranchReply {
+        branches,
+        truncated: false,
+    }))
 }

@@ -306,10 +306,17 @@ async fn pull(git: &Git, args: PullArgs, out: Out) -> Result<(), Fault> {
 
 async fn branch(git: &Git, args: BranchArgs, out: Out) -> Result<(), Fault> {
     let Some(name) = args.name else {
-        let branches = git.branches(args.all).await?;
+        let listed = git.branches(args.all).await?;
         return out.result(
-            || json!({ "branches": branches.iter().map(branch_json).collect::<Vec<_>>() }),
-            || branches.iter().map(branch_text).collect::<Vec<_>>().join("\n"),
+            || {
+                let branches: Vec<Value> = listed.branches.iter().map(branch_json).collect();
+                json!({ "branches": branches, "truncated": listed.truncated })
+            },
+            || {
+                let mut lines: Vec<String> = listed.branches.iter().map(branch_text).collect();
+                lines.extend(listed.truncated.then(|| ".. and more".to_owned()));
+                lines.join("\n")
+            },
         );
     };
     if args.delete {
