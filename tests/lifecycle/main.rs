@@ -21,6 +21,7 @@ mod node;
 mod reflect;
 mod restart;
 mod rows;
+mod shell;
 mod stock;
 mod storm;
 mod streams;
