@@ -181,7 +181,10 @@ impl Gate {
                 Err(not_ready(core.state))
             }
         })?;
-        Ok(Permit(self.clone()))
+        Ok(Permit {
+            gate: self.clone(),
+            came: *self.0.hibernations.borrow(),
+        })
     }
 
     /// Calls that hold a permit.
@@ -227,7 +230,11 @@ fn not_ready(state: State) -> Refusal {
 
 /// A call's right to start programs; counts as open until dropped.
 #[derive(Debug)]
-pub struct Permit(Gate);
+pub struct Permit {
+    gate: Gate,
+    /// Hibernations until then.
+    came: u64,
+}
 
 impl Permit {
     /// A seat for a stream that takes input of any length from a client.
@@ -235,19 +242,27 @@ impl Permit {
     /// # Errors
     /// `STREAM_LIMIT` when [`LINK_INPUT_STREAMS`] have one: more could hold the link's whole window and stall it.
     pub fn input(&self) -> Result<InputSeat, Refusal> {
-        self.0.with(|core| {
+        self.gate.with(|core| {
             if core.inputs >= LINK_INPUT_STREAMS {
                 let message = format!("{LINK_INPUT_STREAMS} streams with input are open");
                 return Err(Refusal::new(Reason::StreamLimit, message));
             }
             core.inputs += 1;
-            Ok(InputSeat(self.0.clone()))
+            Ok(InputSeat(self.gate.clone()))
         })
+    }
+
+    /// Whether what the call started is to go on without it: since it came the sandbox went to sleep, or is at rest,
+    /// where nobody can know whether its caller is still there.
+    #[must_use]
+    pub fn is_asleep(&self) -> bool {
+        let rests = self.gate.state() == State::Quiesced;
+        rests || *self.gate.0.hibernations.borrow() != self.came
     }
 
     /// Resolves when the stream has to end because the sandbox goes to sleep. Cancel safe.
     pub fn hibernated(&self) -> impl Future<Output = Refusal> + Send + use<> {
-        let mut news = self.0.0.hibernations.subscribe();
+        let mut news = self.gate.0.hibernations.subscribe();
         async move {
             if news.changed().await.is_err() {
                 // The gate is gone, and with it every reason to end this way.
@@ -260,12 +275,12 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        let left = self.0.with(|core| {
+        let left = self.gate.with(|core| {
             core.open = core.open.saturating_sub(1);
             core.open
         });
         if left == 0 {
-            self.0.0.idle.notify_waiters();
+            self.gate.0.idle.notify_waiters();
         }
     }
 }

@@ -1,8 +1,8 @@
 //! What rustix cannot do: the one file of this crate that may hold unsafe code.
 //!
 //! Starting a program by `clone3` with a shared memory image (`launch`), reaping with the resource usage
-//! (`peek_dead`, `reap`), acting on files as somebody else (`AsUser`), the entropy ioctls, the allocator's knobs,
-//! signals by number.
+//! (`peek_dead`, `reap`), pages that can be given back, acting on files as somebody else (`AsUser`), the entropy
+//! ioctls, the allocator's knobs, signals by number.
 //!
 //! May call: nothing.
 //! Never inside: a decision. One operation a block, with SAFETY and why no safe way exists.
@@ -25,7 +25,7 @@ use std::{
 
 use rustix::{
     fs::{Mode, OFlags},
-    mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap},
+    mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap},
     process::{Gid, Resource, Rlimit, Signal, Uid},
 };
 use tokio::io::{Interest, unix::AsyncFd};
@@ -627,6 +627,91 @@ pub fn watch(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: an `OwnedFd` is one open descriptor for as long as it lives, and the `AsyncFd` owns it. tokio's safe
     // constructor is deprecated, since it takes types that promise less.
     unsafe { AsyncFd::register_with_interest(fd, interest) }.map_err(Into::into)
+}
+
+// ---- Pages ----
+
+/// Bytes of a page.
+pub(crate) const PAGE: usize = 4096;
+
+/// Memory that is there page by page: one that was never written, or was given back, takes none.
+#[derive(Debug)]
+pub(crate) struct Pages {
+    base: NonNull<u8>,
+    count: usize,
+}
+
+// SAFETY: the mapping belongs to this value alone and has no tie to the thread that made it.
+unsafe impl Send for Pages {}
+
+impl Pages {
+    /// Room for so many pages, one at least.
+    ///
+    /// # Errors
+    /// The kernel's: no address space.
+    pub(crate) fn new(count: usize) -> rustix::io::Result<Self> {
+        let count = count.max(1);
+        let bytes = count.checked_mul(PAGE).ok_or(rustix::io::Errno::NOMEM)?;
+        let rw = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh private mapping, placed by the kernel, aliases nothing. No safe way: rustix maps memory
+        // through this call only.
+        let base = unsafe {
+            mmap_anonymous(
+                ptr::null_mut(),
+                bytes,
+                rw,
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
+        }?;
+        let base = NonNull::new(base.cast()).ok_or(rustix::io::Errno::NOMEM)?;
+        let pages = Self { base, count };
+        // SAFETY: advice on our own mapping; a kernel without huge pages refuses it, and has none to give.
+        unsafe { madvise(pages.base.as_ptr().cast(), bytes, Advice::LinuxNoHugepage) }.ok();
+        Ok(pages)
+    }
+
+    /// How many there are.
+    pub(crate) const fn count(&self) -> usize {
+        self.count
+    }
+
+    fn at(&self, number: usize) -> Option<*mut u8> {
+        let base = self.base.as_ptr();
+        // Within the mapping, whose size did not overflow.
+        (number < self.count).then(|| base.wrapping_add(number * PAGE))
+    }
+
+    /// One of them; none beyond the last.
+    pub(crate) fn get(&self, number: usize) -> Option<&[u8; PAGE]> {
+        let page = self.at(number)?;
+        // SAFETY: a page of our mapping, which is readable and always initialised (the kernel fills it with zeros),
+        // borrowed as long as `self` is.
+        Some(unsafe { &*page.cast() })
+    }
+
+    /// One of them, to be written.
+    pub(crate) fn get_mut(&mut self, number: usize) -> Option<&mut [u8; PAGE]> {
+        let page = self.at(number)?;
+        // SAFETY: as in `get`, and nobody else has it while `self` is borrowed mutably.
+        Some(unsafe { &mut *page.cast() })
+    }
+
+    /// Gives the memory of one back; it reads as zeros.
+    pub(crate) fn release(&mut self, number: usize) {
+        if let Some(page) = self.at(number) {
+            // SAFETY: our own page, to which there is no reference while `self` is borrowed mutably. What the kernel
+            // refuses to take stays ours.
+            unsafe { madvise(page.cast(), PAGE, Advice::LinuxDontNeed) }.ok();
+        }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: unmapped once, and every reference into it borrows this value. A mapping that cannot be unmapped
+        // stays; there is nothing else to do about it.
+        unsafe { munmap(self.base.as_ptr().cast(), self.count * PAGE) }.ok();
+    }
 }
 
 // ---- Entropy, allocator ----

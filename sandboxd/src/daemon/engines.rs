@@ -68,20 +68,27 @@ fn proof(config: &Config) -> Option<Image> {
         .find_map(|template| images.find(&template.image.to_string()).ok())
 }
 
-/// The agent's program: as configured, else the `silkd` that lies beside us.
+/// The agent's program: as configured, else the `silkd` that lies beside us, else the one that `make install` brings for
+/// images.
 fn silkd(config: &Config) -> Result<PathBuf, Refusal> {
     if let Some(silkd) = &config.engine.stub.silkd {
         return Ok(silkd.clone());
     }
     let here = std::env::current_exe().map_err(|error| Refusal::new(StartReason::HostFault, None, &error))?;
     let beside = here.with_file_name("silkd");
-    if beside.is_file() {
-        Ok(beside)
-    } else {
+    let installed = here
+        .parent()
+        .and_then(Path::parent)
+        .map(|prefix| prefix.join("lib/sandboxd/image/silkd"));
+    let found = [Some(beside.clone()), installed]
+        .into_iter()
+        .flatten()
+        .find(|path| path.is_file());
+    found.ok_or_else(|| {
         let error =
             EngineError::Unsupported("the stub engine needs the program silkd beside sandboxd: build it");
-        Err(Refusal::new(StartReason::EngineMissing, Some(beside), &error))
-    }
+        Refusal::new(StartReason::EngineMissing, Some(beside), &error)
+    })
 }
 
 /// The image of dev mode: the first that is there of those in docs/configuration.md, dev mode.

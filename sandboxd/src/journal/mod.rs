@@ -6,6 +6,7 @@
 //!
 //! May call: clock, words, names, disk, tasks, work, faults.
 //! Never inside: a domain type, a decision about a sandbox, a wait for the store on the append.
+//! Invariant 05: a transition costs the same whatever lives: a record says only what changed (`record`).
 //! Invariant 06: records have one order; a failed write or sync is final (`tail`, `sync`).
 //! Invariant 07: any cut of the log replays; damage costs its sandbox only (`replay`, `fold`).
 //! Invariant 08: log goes only after the store's own barrier (`store`).

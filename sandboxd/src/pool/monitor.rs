@@ -194,9 +194,18 @@ impl Pool {
         let mut state = self.lock();
         state.policy.arrived(now);
         let taken = state.core.take(now);
+        let counts = state.core.counts();
+        let have = counts
+            .warm
+            .saturating_add(counts.making)
+            .saturating_add(counts.checking);
+        let is_short = state.policy.target(now).saturating_add(counts.waiting) > have;
+        state.shown.warm = counts.warm;
+        let numbers = state.shown;
         drop(state);
+        self.gauges.show(numbers);
         self.let_go(taken.stale, taken.ending);
-        self.pools.taken();
+        self.pools.taken(is_short);
         taken.got
     }
 

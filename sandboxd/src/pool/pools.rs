@@ -293,10 +293,10 @@ impl Pools {
         self.tell();
     }
 
-    /// Stock was taken. While no turn is free refill is not woken: each that ends wakes it, and until then it would find
-    /// the same.
-    pub(super) fn taken(&self) {
-        if self.has_turn() {
+    /// Stock was taken. Refill is not woken where the pool has as many as it should, which is what waking another thread
+    /// is too dear for, nor while no turn is free: each that ends wakes it, and until then it would find the same.
+    pub(super) fn taken(&self, is_short: bool) {
+        if is_short && self.has_turn() {
             self.0.wake.notify_one();
         }
         self.tell();

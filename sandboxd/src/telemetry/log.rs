@@ -34,6 +34,9 @@ use crate::{
 const LINES: usize = 4_096;
 /// How long one fault is silent after it was told.
 const QUIET: Duration = Duration::from_secs(1);
+/// The writer's pause after a batch: who logs meanwhile wakes nobody. Without it every claim's line woke the writer's
+/// thread, and a stop waits no longer for it than this.
+const REST: Duration = Duration::from_millis(5);
 /// Bytes written by one call at most, and the room for lines that wait for it.
 const BATCH: usize = 64 * 1024;
 
@@ -248,6 +251,13 @@ fn write_lines(mut lines: mpsc::Receiver<Item>, lost: &AtomicU64, json: bool, mu
         // A broken stderr cannot be told to anybody.
         drop(out.write_all(&batch));
         batch.clear();
+        if going {
+            #[expect(
+                clippy::disallowed_methods,
+                reason = "the pause itself is wanted: lines gather meanwhile"
+            )]
+            std::thread::sleep(REST);
+        }
     }
 }
 

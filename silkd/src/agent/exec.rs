@@ -19,7 +19,7 @@ use crate::{
 /// # Errors
 /// Those of [`start`].
 pub async fn exec(parts: Arc<Parts>, ctx: ExecCtx, input: Streaming<ExecIn>) -> Result<ExecStream, Status> {
-    start(&parts.control.runner, ctx, input).await
+    Box::pin(start(&parts.control.runner, ctx, input)).await
 }
 
 /// Reads the start and begins. Cancel safe: dropped, it leaves nothing running.

@@ -15,6 +15,7 @@ pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 #[must_use]
 pub fn info(agent: &Agent) -> AgentInfoReply {
     let ago = clock::since_boot().saturating_sub(agent.parts.started);
+    let (log_bytes, log_budget) = agent.parts.control.runner.log_usage();
     AgentInfoReply {
         version: VERSION.to_owned(),
         proto: PROTO_MAX,
@@ -24,8 +25,10 @@ pub fn info(agent: &Agent) -> AgentInfoReply {
         booted_ago_ms: u64::try_from(ago.as_millis()).unwrap_or(u64::MAX),
         guest_time: Some(clock::timestamp(agent.parts.control.machine.now())),
         processes: agent.parts.control.runner.running(),
+        log_bytes,
+        log_budget,
         conditions: agent.parts.control.conditions.list(),
-        // Sessions and kept logs are not there yet.
+        // Sessions are not there yet.
         ..AgentInfoReply::default()
     }
 }

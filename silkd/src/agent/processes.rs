@@ -1,43 +1,48 @@
-//! processes.
+//! Programs that nobody has to wait for, and Run: decode, call, map the error.
 //!
-//! May call: agent, run.
+//! May call: agent, refusal, run.
 //! Never inside: work of its own.
-
-#![expect(clippy::unused_async, reason = "what is not there yet waits for nothing")]
 
 use std::sync::Arc;
 
-use futures_util::StreamExt as _;
-use sandbox_protocol::v1::{
-    AgentForgetReply, AgentForgetRequest, AgentKillReply, AgentKillRequest, AgentLogsRequest, AgentPsReply,
-    AgentPsRequest, AgentRunReply, AgentRunRequest, AgentSpawnReply, AgentSpawnRequest, AgentWaitReply,
-    AgentWaitRequest, AttachIn, AttachOut, LogsOut,
+use sandbox_protocol::{
+    reason::Reason,
+    v1::{
+        AgentForgetReply, AgentForgetRequest, AgentKillReply, AgentKillRequest, AgentLogsRequest,
+        AgentPsReply, AgentPsRequest, AgentRunReply, AgentRunRequest, AgentSpawnReply, AgentSpawnRequest,
+        AgentWaitReply, AgentWaitRequest, AttachIn, attach_in::M,
+    },
 };
 use tonic::{Status, Streaming, codegen::BoxStream};
 
 use super::Parts;
-use crate::run::ExecCtx;
-
-/// Not there yet.
-pub async fn run(
-    _parts: Arc<Parts>,
-    _ctx: ExecCtx,
-    _request: AgentRunRequest,
-) -> Result<AgentRunReply, Status> {
-    Err(Status::unimplemented("Run is not there yet"))
-}
-
-/// Not there yet.
-pub async fn spawn(
-    _parts: Arc<Parts>,
-    _ctx: ExecCtx,
-    _request: AgentSpawnRequest,
-) -> Result<AgentSpawnReply, Status> {
-    Err(Status::unimplemented("Spawn is not there yet"))
-}
+use crate::{
+    refusal::Refusal,
+    run::{AttachStream, ExecCtx, LogsStream},
+};
 
 /// Rows of a message: each has 4 KiB of arguments at most.
 const BATCH: usize = 64;
+
+/// Runs a program to its end. Cancel safe: dropped, it leaves nothing running.
+///
+/// # Errors
+/// Those of [`Runner::run`](crate::run::Runner::run).
+pub async fn run(parts: Arc<Parts>, ctx: ExecCtx, request: AgentRunRequest) -> Result<AgentRunReply, Status> {
+    Ok(parts.control.runner.run(ctx, request).await?)
+}
+
+/// Starts a program that nobody has to wait for.
+///
+/// # Errors
+/// Those of [`Runner::spawn`](crate::run::Runner::spawn).
+pub async fn spawn(
+    parts: Arc<Parts>,
+    ctx: ExecCtx,
+    request: AgentSpawnRequest,
+) -> Result<AgentSpawnReply, Status> {
+    Ok(parts.control.runner.spawn(ctx, request).await?)
+}
 
 /// Lists what silkd started and still knows of.
 ///
@@ -49,62 +54,86 @@ pub async fn ps(
     ctx: ExecCtx,
     request: AgentPsRequest,
 ) -> Result<BoxStream<AgentPsReply>, Status> {
-    let rows = parts.control.runner.list(request.running);
-    let replies: Vec<_> = rows
-        .chunks(BATCH)
-        .map(|rows| AgentPsReply {
-            processes: rows.to_vec(),
-        })
-        .collect();
-    let replies = futures_util::stream::iter(replies).map(move |reply| {
+    let rows = move |after| parts.control.runner.list(request.running, after, BATCH);
+    let replies = futures_util::stream::unfold(0, move |after| {
         // Open until the last one is sent.
         let _open = &ctx;
-        Ok(reply)
+        let processes = rows(after);
+        let last = processes.last().map(|row| row.id);
+        std::future::ready(last.map(|last| (Ok(AgentPsReply { processes }), last)))
     });
     Ok(Box::pin(replies))
 }
 
-/// Not there yet.
+/// Waits for an end.
+///
+/// # Errors
+/// Those of [`Runner::wait`](crate::run::Runner::wait).
 pub async fn wait(
-    _parts: Arc<Parts>,
-    _ctx: ExecCtx,
-    _request: AgentWaitRequest,
+    parts: Arc<Parts>,
+    ctx: ExecCtx,
+    request: AgentWaitRequest,
 ) -> Result<AgentWaitReply, Status> {
-    Err(Status::unimplemented("Wait is not there yet"))
+    let reply = parts.control.runner.wait(request).await?;
+    drop(ctx);
+    Ok(reply)
 }
 
-/// Not there yet.
+/// Signals a process.
+///
+/// # Errors
+/// Those of [`Runner::kill`](crate::run::Runner::kill).
+#[expect(clippy::unused_async, reason = "as all calls of the service")]
 pub async fn kill(
-    _parts: Arc<Parts>,
+    parts: Arc<Parts>,
     _ctx: ExecCtx,
-    _request: AgentKillRequest,
+    request: AgentKillRequest,
 ) -> Result<AgentKillReply, Status> {
-    Err(Status::unimplemented("Kill is not there yet"))
+    Ok(parts.control.runner.kill(&request)?)
 }
 
-/// Not there yet.
-pub async fn logs(
-    _parts: Arc<Parts>,
-    _ctx: ExecCtx,
-    _request: AgentLogsRequest,
-) -> Result<BoxStream<LogsOut>, Status> {
-    Err(Status::unimplemented("Logs is not there yet"))
+/// Gives the output of a process that has a log.
+///
+/// # Errors
+/// Those of [`Runner::logs`](crate::run::Runner::logs).
+#[expect(clippy::unused_async, reason = "as all calls of the service")]
+pub async fn logs(parts: Arc<Parts>, ctx: ExecCtx, request: AgentLogsRequest) -> Result<LogsStream, Status> {
+    Ok(parts.control.runner.logs(ctx, &request)?)
 }
 
-/// Not there yet.
+/// Attaches to a process; the first message says to which.
+///
+/// # Errors
+/// `INVALID_COMMAND` when the call does not begin with a start, and those of
+/// [`Runner::attach`](crate::run::Runner::attach).
 pub async fn attach(
-    _parts: Arc<Parts>,
-    _ctx: ExecCtx,
-    _request: Streaming<AttachIn>,
-) -> Result<BoxStream<AttachOut>, Status> {
-    Err(Status::unimplemented("Attach is not there yet"))
+    parts: Arc<Parts>,
+    ctx: ExecCtx,
+    mut messages: Streaming<AttachIn>,
+) -> Result<AttachStream, Status> {
+    let no_start = || {
+        Refusal::new(
+            Reason::InvalidCommand,
+            "the first message of an Attach is its start",
+        )
+    };
+    let first = messages.message().await?.and_then(|message| message.m);
+    let Some(M::Start(start)) = first else {
+        return Err(no_start().into());
+    };
+    Ok(parts.control.runner.attach(ctx, &start, messages)?)
 }
 
-/// Not there yet.
+/// Drops what is kept of an exited process.
+///
+/// # Errors
+/// Those of [`Runner::forget`](crate::run::Runner::forget).
+#[expect(clippy::unused_async, reason = "as all calls of the service")]
 pub async fn forget(
-    _parts: Arc<Parts>,
+    parts: Arc<Parts>,
     _ctx: ExecCtx,
-    _request: AgentForgetRequest,
+    request: AgentForgetRequest,
 ) -> Result<AgentForgetReply, Status> {
-    Err(Status::unimplemented("Forget is not there yet"))
+    parts.control.runner.forget(&request)?;
+    Ok(AgentForgetReply {})
 }

@@ -49,12 +49,7 @@ impl Child {
     ) -> Result<Self, Refusal> {
         let user = shared.users().resolve(command::user_of(command, &ctx.claim))?;
         let wanted = command::plan(command, &ctx.base_env, &ctx.claim, user)?;
-        let job = shared.admit(Birth {
-            kind,
-            argv: wanted.argv,
-            uid: wanted.uid,
-            keep: wanted.keep,
-        })?;
+        let job = shared.admit(Birth::new(kind, wanted.argv, wanted.uid, wanted.keep))?;
         // From here on the job ends with this value, whatever happens.
         let mut child = Self {
             job,

@@ -1,5 +1,6 @@
-//! The janitor: one task that waits for what programs leave behind. Leaves that are not empty yet, and the outputs of
-//! those that are kept, which somebody has to read so that they do not die of SIGPIPE or stop.
+//! The janitor: one task that does what no call waits for. Leaves that are not empty yet; the outputs of programs that
+//! are kept, which somebody has to read so that they do not die of SIGPIPE or stop; and logs, so that a program with one
+//! needs no task of its own.
 
 use std::{
     collections::VecDeque,
@@ -20,7 +21,7 @@ use tokio::{
     sync::{Notify, oneshot},
 };
 
-use super::job::Job;
+use super::{job::Job, pump::Pump};
 
 /// Outputs of kept programs that go on being read; then the oldest is closed.
 const SINKS: usize = 64;
@@ -40,6 +41,8 @@ pub(super) enum Chore {
     Empty(Arc<Job>),
     /// An output that nobody wants.
     Sink(AsyncFd<OwnedFd>),
+    /// What goes into a log.
+    Log(Box<Pump>),
     /// A tree that was told of its terminal's end.
     HungUp(Arc<Job>),
 }
@@ -93,6 +96,7 @@ impl Chores {
                         sinks.push_back(open);
                         Box::pin(sink(output, closed))
                     }
+                    Chore::Log(pump) => Box::pin(pump.run()),
                 });
             }
         }
@@ -102,6 +106,10 @@ impl Chores {
 async fn empty(job: Arc<Job>) {
     let emptied = job.until_empty();
     tokio::pin!(emptied);
+    if job.drains() {
+        let sure = emptied.await;
+        return job.emptied(sure);
+    }
     let sure = match tokio::time::timeout(SETTLE, &mut emptied).await {
         Ok(sure) => sure,
         Err(_elapsed) => {

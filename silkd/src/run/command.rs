@@ -65,24 +65,25 @@ fn refuse(reason: Reason, message: impl Into<String>) -> Refusal {
     Refusal::new(reason, message)
 }
 
-/// The command of a first message, if this version can run it.
+/// The command of a request.
 ///
 /// # Errors
 /// `INVALID_COMMAND`.
-pub(super) fn of_start(start: &mut ExecStart) -> Result<Command, Refusal> {
-    let command = start.command.take();
-    let command = command.ok_or_else(|| refuse(Reason::InvalidCommand, "no command in the first message"))?;
-    match OnDisconnect::try_from(start.on_disconnect) {
-        Ok(OnDisconnect::Unspecified | OnDisconnect::Kill) => Ok(command),
-        Ok(OnDisconnect::Detach) => {
-            let message = "detached programs come with a later version: leave `on_disconnect` at KILL";
-            Err(refuse(Reason::InvalidCommand, message))
-        }
-        Err(_unknown) => {
-            let message = format!("{} is no value of `on_disconnect`", start.on_disconnect);
-            Err(refuse(Reason::InvalidCommand, message))
-        }
-    }
+pub(super) fn taken(command: &mut Option<Command>) -> Result<Command, Refusal> {
+    command
+        .take()
+        .ok_or_else(|| refuse(Reason::InvalidCommand, "no command in the request"))
+}
+
+/// What becomes of the program of an Exec whose caller is gone.
+///
+/// # Errors
+/// `INVALID_COMMAND`.
+pub(super) fn on_disconnect(start: &ExecStart) -> Result<OnDisconnect, Refusal> {
+    OnDisconnect::try_from(start.on_disconnect).map_err(|_unknown| {
+        let message = format!("{} is no value of `on_disconnect`", start.on_disconnect);
+        refuse(Reason::InvalidCommand, message)
+    })
 }
 
 /// Who the command is to run as; empty: nobody was named.
@@ -306,20 +307,13 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_later_is_refused_and_not_ignored() {
-        let start = |command, on_disconnect| ExecStart {
-            command,
-            on_disconnect,
-            ..ExecStart::default()
-        };
-        for mut start in [
-            start(None, 0),
-            start(Some(command(&[b"sh"])), OnDisconnect::Detach.into()),
-            start(Some(command(&[b"sh"])), 77),
-        ] {
-            assert_eq!(of_start(&mut start).unwrap_err().reason, Reason::InvalidCommand);
-        }
-        assert!(of_start(&mut start(Some(command(&[b"sh"])), 0)).is_ok());
+    fn a_request_has_a_command_and_a_known_end() {
+        let mut start = ExecStart::default();
+        let refused = taken(&mut start.command).unwrap_err();
+        assert_eq!(refused.reason, Reason::InvalidCommand);
+        assert_eq!(on_disconnect(&start).unwrap(), OnDisconnect::Unspecified);
+        start.on_disconnect = 77;
+        assert_eq!(on_disconnect(&start).unwrap_err().reason, Reason::InvalidCommand);
     }
 
     #[test]

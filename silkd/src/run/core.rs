@@ -24,6 +24,7 @@ use super::{
     command::Plan,
     entry::Record,
     job::Job,
+    log::Side,
     output::Output,
     pty::{Pty, Screen},
     shared::lost,
@@ -54,14 +55,16 @@ pub(super) struct Core {
     turn: usize,
     /// Reads of outputs that are gone.
     reads: u64,
+    /// What each output has to come to for all that the leader said, once it has left others behind.
+    owed: Option<[u64; 2]>,
     told: bool,
 }
 
 /// What happens to a program.
 #[derive(Debug)]
 pub(super) enum Event {
-    Stdout(Bytes),
-    Stderr(Bytes),
+    /// Of one output or the other.
+    Said(Side, Bytes),
     /// The last.
     Exit(Record),
 }
@@ -137,6 +140,7 @@ impl Core {
             outputs: Vec::with_capacity(2),
             turn: 0,
             reads: 0,
+            owed: None,
             told: false,
         };
         let (wires, stdin) = core.wire(shared, ends).inspect_err(|_refusal| job.unborn())?;
@@ -191,15 +195,20 @@ impl Core {
         self.reads + self.outputs.iter().map(Output::reads).sum::<u64>()
     }
 
+    /// Bytes read so far, of stdout and of stderr.
+    pub(super) fn said(&self) -> [u64; 2] {
+        let total = |place: usize| self.outputs.get(place).map_or(0, Output::total);
+        [total(0), total(1)]
+    }
+
     /// The next event; nothing comes after [`Event::Exit`].
-    ///
-    /// # Errors
-    /// What the client did wrong; the tree is ended then.
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Event, Refusal>> {
-        let ended = self.job.look(cx.waker())?;
-        let ended = ended.filter(|ended| ended.settled);
-        if ended.is_some() {
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Event> {
+        let ended = self.job.look(cx.waker());
+        let settled = ended.is_some_and(|ended| ended.settled);
+        if settled {
             self.outputs.iter_mut().for_each(Output::only_what_is_there);
+        } else if ended.is_some() {
+            self.tell_of_leader();
         }
         let count = self.outputs.len();
         for place in (self.turn..count).chain(0..self.turn) {
@@ -208,23 +217,37 @@ impl Core {
             };
             if let Poll::Ready(Some(bytes)) = output.poll(cx) {
                 self.turn = (place + 1) % count;
-                return Poll::Ready(Ok(if place == 0 {
-                    Event::Stdout(bytes)
-                } else {
-                    Event::Stderr(bytes)
-                }));
+                let side = if place == 0 { Side::Stdout } else { Side::Stderr };
+                return Poll::Ready(Event::Said(side, bytes));
             }
         }
-        match ended {
-            Some(_ended) if self.outputs.iter().all(Output::is_over) => match self.record() {
-                Some(record) => {
-                    self.told = true;
-                    self.leave();
-                    Poll::Ready(Ok(Event::Exit(record)))
-                }
-                None => Poll::Pending,
-            },
-            Some(_) | None => Poll::Pending,
+        if !settled || !self.outputs.iter().all(Output::is_over) {
+            return Poll::Pending;
+        }
+        match self.job.publish(self.said()) {
+            Some(record) => {
+                self.told = true;
+                self.leave();
+                Poll::Ready(Event::Exit(record))
+            }
+            None => Poll::Pending,
+        }
+    }
+
+    /// The leader has ended, what it left behind goes on: its end is told once all that it said was read.
+    fn tell_of_leader(&mut self) {
+        let pending = |place: usize| self.outputs.get(place).map_or(0, Output::pending);
+        let said = self.said();
+        let [out, err] = said;
+        let owed = *self
+            .owed
+            .get_or_insert_with(|| [out + pending(0), err + pending(1)]);
+        let read = self.outputs.iter().zip(said.into_iter().zip(owed));
+        let all = read
+            .into_iter()
+            .all(|(output, (said, owed))| said >= owed || output.is_over());
+        if all && self.job.record().is_none() {
+            self.job.publish(said);
         }
     }
 
@@ -232,15 +255,10 @@ impl Core {
     fn leave(&mut self) {
         self.reads = self.reads();
         let outputs = std::mem::take(&mut self.outputs);
-        if self.job.keeps() {
+        if self.job.keeps() && !self.job.is_kept() {
             let chores = outputs.into_iter().filter_map(Output::into_chore);
             chores.for_each(|chore| self.job.shared().chores().add(chore));
         }
-    }
-
-    fn record(&self) -> Option<Record> {
-        let total = |place: usize| self.outputs.get(place).map_or(0, Output::total);
-        self.job.publish([total(0), total(1)])
     }
 }
 

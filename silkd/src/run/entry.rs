@@ -3,12 +3,18 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use sandbox_protocol::v1::{Exit, ProcessKind, Rusage, exit::How as Told};
+use sandbox_protocol::v1::{Exit, Process, ProcessKind, ProcessState, Rusage, exit::How as Told};
 
-use crate::sys::{Dead, How};
+use super::{logs::Extent, table::Name};
+use crate::{
+    clock,
+    sys::{Dead, How},
+};
 
 /// Bytes of its arguments that are kept while a program runs.
 pub(super) const ARGV_LIVE: usize = 4 * 1024;
+/// And once it has exited.
+pub(super) const ARGV_EXITED: usize = 256;
 
 /// What a program was started for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,6 +85,14 @@ impl Argv {
         Self {
             packed: packed.into(),
             cut: whole > max,
+        }
+    }
+
+    /// No more than the first `max` bytes.
+    pub(super) fn shrink(&self, max: usize) -> Self {
+        Self {
+            packed: self.packed.get(..max).unwrap_or(&self.packed).into(),
+            cut: self.cut || self.packed.len() > max,
         }
     }
 
@@ -182,6 +196,51 @@ impl Record {
     }
 }
 
+/// What is kept of a program that has exited, beside its log.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Exited {
+    pub(super) pid: u32,
+    pub(super) uid: u32,
+    pub(super) kind: Kind,
+    pub(super) name: Name,
+    pub(super) key: Name,
+    pub(super) argv: Argv,
+    /// Wall time, in nanoseconds since 1970.
+    pub(super) started: i64,
+    /// Since the boot, in milliseconds; `until` ends what is kept.
+    pub(super) ended: u64,
+    pub(super) until: u64,
+    pub(super) record: Record,
+    pub(super) tty: bool,
+}
+
+impl Exited {
+    /// The row of it in a list.
+    pub(super) fn row(&self, id: u64, now: u64, extent: Extent) -> Process {
+        Process {
+            id,
+            pid: self.pid,
+            name: self
+                .name
+                .as_deref()
+                .map(Bytes::copy_from_slice)
+                .unwrap_or_default(),
+            kind: self.kind.on_the_wire().into(),
+            argv: self.argv.list(),
+            argv_cut: self.argv.is_cut(),
+            uid: self.uid,
+            state: ProcessState::Exited.into(),
+            exit: Some(self.record.on_the_wire()),
+            started_at: Some(clock::timestamp(clock::from_nanos(self.started.into()))),
+            age_ms: now.saturating_sub(self.ended),
+            log_start: extent.start,
+            log_end: extent.end,
+            readers: extent.readers,
+            tty: self.tty,
+        }
+    }
+}
+
 /// Whole microseconds.
 pub(super) fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
@@ -204,6 +263,7 @@ mod tests {
             let whole = Argv::pack(&list, usize::MAX);
             prop_assert_eq!(whole.list(), list.clone());
             prop_assert!(!whole.is_cut());
+            prop_assert_eq!(whole.shrink(max), packed.clone());
             prop_assert!(packed.packed.len() <= max);
             prop_assert_eq!(packed.is_cut(), packed != whole);
             for (kept, text) in packed.list().iter().zip(&list) {

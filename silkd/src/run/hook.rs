@@ -40,12 +40,7 @@ pub(super) async fn run(
     let started = async {
         let user = shared.users().resolve(b"")?;
         let wanted = command::plan(&command, &[], &ClaimDefaults::default(), user)?;
-        let job = shared.admit(Birth {
-            kind: Kind::Exec,
-            argv: wanted.argv,
-            uid: wanted.uid,
-            keep: wanted.keep,
-        })?;
+        let job = shared.admit(Birth::new(Kind::Exec, wanted.argv, wanted.uid, wanted.keep))?;
         let ends = Ends {
             stdin: false,
             merge: true,
@@ -60,8 +55,8 @@ pub(super) async fn run(
     let exit = loop {
         tokio::select! {
             biased;
-            event = poll_fn(|cx| core.poll(cx)) => match event.map_err(failed)? {
-                Event::Stdout(bytes) | Event::Stderr(bytes) => keep_last(&mut tail, &bytes),
+            event = poll_fn(|cx| core.poll(cx)) => match event {
+                Event::Said(_side, bytes) => keep_last(&mut tail, &bytes),
                 Event::Exit(record) => break record.on_the_wire(),
             },
             () = &mut over, if !over.is_elapsed() => {

@@ -1,22 +1,22 @@
 //! What comes from the client, and the program's time: a task beside the output, so that neither waits for the other.
 //! It is made only for a call that may still bring something, or whose time can run out.
 
-use std::{collections::VecDeque, os::fd::OwnedFd, pin::Pin, sync::Arc};
+use std::{collections::VecDeque, sync::Arc};
 
 use bytes::Bytes;
 use rustix::{io::Errno, process::Signal as Number};
 use sandbox_protocol::{
     limits::CHUNK_IN,
     reason::Reason,
-    v1::{ExecIn, Signal, exec_in::M, signal},
+    v1::{AttachIn, ExecIn, Signal, Size, attach_in, exec_in, signal},
 };
-use tokio::{io::unix::AsyncFd, time::Sleep};
 use tonic::{Status, Streaming};
 
 use super::{
-    command::Timeout,
     job::{Job, Scope},
     pty,
+    seat::Seat,
+    time::Time,
 };
 use crate::{refusal::Refusal, sys};
 
@@ -24,30 +24,108 @@ use crate::{refusal::Refusal, sys};
 /// top. Signals behind so much input still get through; those behind more wait for the program to read.
 const QUEUE: usize = 64 * 1024;
 
-/// The client's half of a call.
+/// One message of a client, whatever the call.
 #[derive(Debug)]
-pub(super) struct Source {
-    /// Taken already, to see whether there is anything.
-    early: Option<ExecIn>,
-    /// `None`: it has ended.
-    messages: Option<Streaming<ExecIn>>,
+pub(super) enum Fed {
+    Nothing,
+    Start,
+    /// A chunk.
+    Stdin(Bytes),
+    /// All there will be.
+    Whole(Bytes),
+    Close,
+    Signal(Signal),
+    Resize(Size),
 }
 
-impl Source {
+impl From<ExecIn> for Fed {
+    fn from(message: ExecIn) -> Self {
+        match message.m {
+            None => Self::Nothing,
+            Some(exec_in::M::Start(_)) => Self::Start,
+            Some(exec_in::M::Stdin(data)) => Self::Stdin(data),
+            Some(exec_in::M::StdinClose(_)) => Self::Close,
+            Some(exec_in::M::Signal(signal)) => Self::Signal(signal),
+            Some(exec_in::M::Resize(size)) => Self::Resize(size),
+        }
+    }
+}
+
+impl From<AttachIn> for Fed {
+    fn from(message: AttachIn) -> Self {
+        match message.m {
+            None => Self::Nothing,
+            Some(attach_in::M::Start(_)) => Self::Start,
+            Some(attach_in::M::Stdin(data)) => Self::Stdin(data),
+            Some(attach_in::M::StdinClose(_)) => Self::Close,
+            Some(attach_in::M::Signal(signal)) => Self::Signal(signal),
+            Some(attach_in::M::Resize(size)) => Self::Resize(size),
+        }
+    }
+}
+
+impl From<Bytes> for Fed {
+    fn from(whole: Bytes) -> Self {
+        Self::Whole(whole)
+    }
+}
+
+/// The client's half of a call.
+#[derive(Debug)]
+pub(super) struct Source<M> {
+    /// Taken already, to see whether there is anything.
+    early: Option<M>,
+    /// `None`: it has ended.
+    messages: Option<Streaming<M>>,
+    /// What the end of it means.
+    end: End,
+}
+
+/// What the end of a client's half means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    /// No more input for the program.
+    ClosesStdin,
+    /// Another client may go on.
+    LeavesStdin,
+}
+
+impl<M: Into<Fed>> Source<M> {
     /// The client has closed it.
     pub(super) const fn over() -> Self {
         Self {
             early: None,
             messages: None,
+            end: End::ClosesStdin,
         }
     }
 
-    /// More may come, after `early`.
-    pub(super) const fn open(early: Option<ExecIn>, messages: Streaming<ExecIn>) -> Self {
+    /// It is all here.
+    pub(super) fn whole(all: M) -> Self {
         Self {
+            early: Some(all),
+            ..Self::over()
+        }
+    }
+
+    /// Looks whether the client has closed its half already, as most have when a program has begun: then no task is
+    /// needed for it.
+    ///
+    /// # Errors
+    /// What the client sent is no message.
+    pub(super) fn look(mut messages: Streaming<M>, end: End) -> Result<Self, Refusal> {
+        use futures_util::FutureExt as _;
+        let early = match messages.message().now_or_never() {
+            Some(Ok(None)) => return Ok(Self { end, ..Self::over() }),
+            Some(Ok(Some(early))) => Some(early),
+            Some(Err(status)) => return Err(broken(&status)),
+            None => None,
+        };
+        Ok(Self {
             early,
             messages: Some(messages),
-        }
+            end,
+        })
     }
 
     /// Whether nothing more can come.
@@ -56,64 +134,26 @@ impl Source {
     }
 
     /// Cancel safe.
-    async fn next(&mut self) -> Result<Option<ExecIn>, Status> {
+    async fn next(&mut self) -> Result<Option<Fed>, Status> {
         if let Some(early) = self.early.take() {
-            return Ok(Some(early));
+            return Ok(Some(early.into()));
         }
         match &mut self.messages {
-            Some(messages) => messages.message().await,
+            Some(messages) => Ok(messages.message().await?.map(Into::into)),
             None => Ok(None),
         }
     }
 }
 
 /// What the client sent is no message. Nobody reads this if it is gone.
-pub(super) fn broken(status: &Status) -> Refusal {
+fn broken(status: &Status) -> Refusal {
     refuse(Reason::InvalidCommand, status.message())
 }
 
-/// The program's time.
-struct Time {
-    next: Option<(Pin<Box<Sleep>>, Number)>,
-    timeout: Option<Timeout>,
-}
-
-impl Time {
-    fn new(timeout: Option<Timeout>) -> Self {
-        let after = |timeout: Timeout| {
-            let signal = sys::signal(timeout.signal)?;
-            Some((Box::pin(tokio::time::sleep(timeout.after)), signal))
-        };
-        Self {
-            next: timeout.and_then(after),
-            timeout,
-        }
-    }
-
-    /// Resolves with the signal that is due; never, if none is.
-    async fn due(&mut self) -> Number {
-        match &mut self.next {
-            Some((sleep, signal)) => {
-                sleep.await;
-                *signal
-            }
-            None => std::future::pending().await,
-        }
-    }
-
-    /// That signal was sent: KILL comes after the grace, and nothing after KILL.
-    fn sent(&mut self, signal: Number) {
-        let grace = self.timeout.map(|timeout| timeout.grace);
-        self.next = grace
-            .filter(|_| signal != Number::KILL)
-            .map(|grace| (Box::pin(tokio::time::sleep(grace)), Number::KILL));
-    }
-}
-
-/// The program's standard input: a pipe, a terminal, or nothing.
+/// Input on its way to the program: to a pipe, a terminal, or nowhere.
 #[derive(Debug)]
 pub(super) struct Stdin {
-    pipe: Option<AsyncFd<OwnedFd>>,
+    seat: Seat,
     tty: bool,
     /// No more is to come. A terminal goes on for whoever types the next.
     shut: bool,
@@ -139,26 +179,22 @@ impl Item {
 }
 
 impl Stdin {
-    pub(super) const fn pipe(pipe: Option<AsyncFd<OwnedFd>>) -> Self {
+    pub(super) fn new(seat: Seat) -> Self {
         Self {
-            pipe,
-            tty: false,
+            tty: seat.job().is_tty(),
+            seat,
             shut: false,
             queue: VecDeque::new(),
             queued: 0,
         }
     }
 
-    /// Nobody types at it unless `typed`.
-    pub(super) fn terminal(master: Option<AsyncFd<OwnedFd>>, typed: bool) -> Self {
-        let mut stdin = Self {
-            tty: true,
-            ..Self::pipe(master)
-        };
-        if !typed {
-            stdin.shut();
+    /// Nobody types at it, if it is a terminal, unless `typed`.
+    pub(super) fn typed(mut self, typed: bool) -> Self {
+        if self.tty && !typed {
+            self.shut();
         }
-        stdin
+        self
     }
 
     /// Whether there is anything to do even if the client brings nothing: a terminal has to be told that.
@@ -166,8 +202,9 @@ impl Stdin {
         self.tty
     }
 
-    fn is_over(&self) -> bool {
-        self.pipe.is_none() || (self.tty && self.queue.is_empty())
+    /// Whether there is nothing to do until the client brings something.
+    fn is_idle(&self) -> bool {
+        self.seat.stdin.is_none() || (self.queue.is_empty() && (self.tty || !self.shut))
     }
 
     fn push(&mut self, item: Item) {
@@ -176,7 +213,7 @@ impl Stdin {
     }
 
     fn take(&mut self, data: Bytes, job: &Job) {
-        if self.pipe.is_none() || self.shut {
+        if self.seat.stdin.is_none() || self.shut {
             job.discard(data.len());
         } else if !data.is_empty() {
             self.push(Item::Data(data));
@@ -200,7 +237,7 @@ impl Stdin {
 
     /// Writes what it can of the queue. Resolves after progress; never, if there is nothing to write.
     async fn write(&mut self, job: &Job) {
-        let (Some(pipe), Some(first)) = (&self.pipe, self.queue.front_mut()) else {
+        let (Some(pipe), Some(first)) = (&self.seat.stdin, self.queue.front_mut()) else {
             return std::future::pending().await;
         };
         let Ok(mut ready) = pipe.writable().await else {
@@ -238,23 +275,47 @@ impl Stdin {
 
     fn close(&mut self, job: &Job) {
         // Whoever opens the terminal anew reads what is typed then.
-        self.pipe.take_if(|_| !self.tty);
+        self.seat.stdin.take_if(|_| !self.tty);
         self.queue.clear();
         job.discard(std::mem::take(&mut self.queued));
+    }
+
+    fn resize(&self, size: Size) -> Result<(), Refusal> {
+        match &self.seat.stdin {
+            Some(master) if self.tty => pty::resize(master, size),
+            // Broken: its program is gone.
+            None if self.tty => Ok(()),
+            Some(_) | None => Err(refuse(Reason::NotATty, "the program has no terminal")),
+        }
+    }
+}
+
+impl Drop for Stdin {
+    /// The seat goes back by itself; what was still on its way is lost, and counted.
+    fn drop(&mut self) {
+        let queued = std::mem::take(&mut self.queued);
+        self.seat.job().discard(queued);
     }
 }
 
 /// Passes input and signals on and watches the time, until nothing more can come of either. To be dropped when the
-/// call ends; what was not written by then is lost with the program.
-pub(super) async fn pump(job: Arc<Job>, mut source: Source, mut stdin: Stdin, timeout: Option<Timeout>) {
-    let mut time = Time::new(timeout);
+/// call ends; what was not written by then is lost.
+///
+/// # Errors
+/// What the client did wrong. The call ends with it; what becomes of the program is the caller's to say.
+pub(super) async fn pump<M: Into<Fed>>(
+    job: Arc<Job>,
+    mut source: Source<M>,
+    mut stdin: Stdin,
+    mut time: Time,
+) -> Result<(), Refusal> {
     let mut open = true;
     loop {
         if stdin.shut && stdin.queue.is_empty() && !stdin.tty {
-            stdin.pipe = None;
+            stdin.seat.stdin = None;
         }
-        if !open && stdin.is_over() && time.next.is_none() {
-            return;
+        if !open && stdin.is_idle() && time.is_over() {
+            return Ok(());
         }
         tokio::select! {
             biased;
@@ -263,14 +324,15 @@ pub(super) async fn pump(job: Arc<Job>, mut source: Source, mut stdin: Stdin, ti
                 time.sent(signal);
             }
             message = source.next(), if open && stdin.queued < QUEUE => match message {
-                Ok(Some(message)) => if let Err(refusal) = accept(message, &job, &mut stdin) {
-                    return job.fail(refusal);
-                },
+                Ok(Some(message)) => accept(message, &job, &mut stdin)?,
                 Ok(None) => {
                     open = false;
-                    stdin.shut();
+                    match source.end {
+                        End::ClosesStdin => stdin.shut(),
+                        End::LeavesStdin => {}
+                    }
                 }
-                Err(status) => return job.fail(broken(&status)),
+                Err(status) => return Err(broken(&status)),
             },
             () = stdin.write(&job) => {}
         }
@@ -282,45 +344,71 @@ fn refuse(reason: Reason, message: impl Into<String>) -> Refusal {
 }
 
 /// Takes one message.
-fn accept(message: ExecIn, job: &Arc<Job>, stdin: &mut Stdin) -> Result<(), Refusal> {
-    let empty = || refuse(Reason::InvalidCommand, "a message without content");
-    match message.m.ok_or_else(empty)? {
-        M::Start(_) => Err(refuse(Reason::InvalidCommand, "a second start in one call")),
-        M::Stdin(data) if data.len() > CHUNK_IN => {
+fn accept(message: Fed, job: &Arc<Job>, stdin: &mut Stdin) -> Result<(), Refusal> {
+    match message {
+        Fed::Nothing => Err(refuse(Reason::InvalidCommand, "a message without content")),
+        Fed::Start => Err(refuse(Reason::InvalidCommand, "a second start in one call")),
+        Fed::Stdin(data) if data.len() > CHUNK_IN => {
             let message = format!("a chunk of {} bytes: {CHUNK_IN} are allowed", data.len());
             Err(refuse(Reason::InvalidCommand, message))
         }
-        M::Stdin(data) => {
+        Fed::Stdin(data) | Fed::Whole(data) => {
             stdin.take(data, job);
             Ok(())
         }
-        M::StdinClose(_) => {
+        Fed::Close => {
             stdin.end();
             Ok(())
         }
-        M::Signal(signal) => {
+        Fed::Signal(signal) => {
             let (signal, scope) = wanted(signal)?;
             job.signal(signal, scope);
             Ok(())
         }
-        M::Resize(size) => match &stdin.pipe {
-            Some(master) if stdin.tty => pty::resize(master, size),
-            // Broken: its program is gone.
-            None if stdin.tty => Ok(()),
-            Some(_) | None => Err(refuse(Reason::NotATty, "the program has no terminal")),
-        },
+        Fed::Resize(size) => stdin.resize(size),
     }
 }
 
 fn wanted(wanted: Signal) -> Result<(Number, Scope), Refusal> {
-    let unknown = |what| refuse(Reason::InvalidSignal, format!("{what} is unknown"));
-    let number = sys::signal(wanted.number);
-    let number = number.ok_or_else(|| unknown(format!("signal {}", wanted.number)))?;
-    let scope = match signal::Scope::try_from(wanted.scope) {
-        Ok(signal::Scope::Unspecified | signal::Scope::Group) => Scope::Group,
-        Ok(signal::Scope::Leader) => Scope::Leader,
-        Ok(signal::Scope::Tree) => Scope::Tree,
-        Err(_unknown) => return Err(unknown(format!("scope {}", wanted.scope))),
-    };
-    Ok((number, scope))
+    let number = number_of(wanted.number)?;
+    Ok((number, scope_of(wanted.scope, Scope::Group)?))
+}
+
+/// The signal of this number.
+///
+/// # Errors
+/// `INVALID_SIGNAL`.
+pub(super) fn number_of(number: i32) -> Result<Number, Refusal> {
+    let unknown = || refuse(Reason::InvalidSignal, format!("signal {number} is unknown"));
+    sys::signal(number).ok_or_else(unknown)
+}
+
+/// Whom a signal is for; `otherwise` where nobody is named.
+///
+/// # Errors
+/// `INVALID_SIGNAL`.
+pub(super) fn scope_of(scope: i32, otherwise: Scope) -> Result<Scope, Refusal> {
+    match signal::Scope::try_from(scope) {
+        Ok(signal::Scope::Unspecified) => Ok(otherwise),
+        Ok(signal::Scope::Group) => Ok(Scope::Group),
+        Ok(signal::Scope::Leader) => Ok(Scope::Leader),
+        Ok(signal::Scope::Tree) => Ok(Scope::Tree),
+        Err(_unknown) => Err(refuse(Reason::InvalidSignal, format!("scope {scope} is unknown"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_scope_is_the_callers_and_strangers_are_refused() {
+        assert_eq!(scope_of(0, Scope::Tree).unwrap(), Scope::Tree);
+        assert_eq!(scope_of(2, Scope::Tree).unwrap(), Scope::Leader);
+        assert_eq!(
+            scope_of(9, Scope::Tree).unwrap_err().reason,
+            Reason::InvalidSignal
+        );
+        assert_eq!(number_of(65).unwrap_err().reason, Reason::InvalidSignal);
+    }
 }

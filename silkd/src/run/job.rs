@@ -10,30 +10,48 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use rustix::{process::Signal, time::Timespec};
-use sandbox_protocol::v1::{Process, ProcessState};
+use sandbox_protocol::v1::{AgentWork, Process, ProcessState};
 use tokio::sync::Notify;
 
 use super::{
     Kind, Shared,
     chores::Chore,
-    entry::{Argv, Facts, Record},
+    entry::{ARGV_EXITED, Argv, Exited, Facts, Record, micros},
     leaf::{self, Leaf},
+    logs::Extent,
+    seat::SeatState,
+    table::Name,
 };
 use crate::{
     clock,
-    refusal::Refusal,
-    sys::{Dead, How},
+    sys::{Dead, How, Usage},
 };
 
 /// What is known of a program before it is started.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Birth {
     pub(super) kind: Kind,
     pub(super) argv: Argv,
     pub(super) uid: u32,
     /// Whether what it started is to outlive its leader's end.
     pub(super) keep: bool,
+    /// For how many seconds its entry is kept when it has exited, if it is: it has a log then.
+    pub(super) retain: Option<u32>,
+}
+
+impl Birth {
+    /// Of one whose entry goes with it.
+    pub(super) const fn new(kind: Kind, argv: Argv, uid: u32, keep: bool) -> Self {
+        Self {
+            kind,
+            argv,
+            uid,
+            keep,
+            retain: None,
+        }
+    }
 }
 
 /// One program. The reaper, the stream and the janitor share it.
@@ -69,7 +87,12 @@ pub(super) struct State {
     /// We sent KILL.
     pub(super) killed_by_us: bool,
     pub(super) descendants_killed: u32,
-    pub(super) failed: Option<Refusal>,
+    /// See [`Birth`].
+    retain: Option<u32>,
+    /// Its caller has left it.
+    detached: bool,
+    /// Who gives it input.
+    pub(super) seat: SeatState,
     /// The end as it is told, once all output was read.
     record: Option<Record>,
     /// Nobody here reads its output, so nobody is waited for.
@@ -112,14 +135,6 @@ pub(super) struct Ended {
     pub(super) oom_suspected: bool,
     /// Nothing that may still write belongs to it: what is in its pipes is all there will be.
     pub(super) settled: bool,
-}
-
-/// What a stream is asked for beside the exit.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Account {
-    pub(super) cloned: Option<Duration>,
-    pub(super) begun: Option<Duration>,
-    pub(super) writes: u64,
 }
 
 /// Whom a signal is for.
@@ -174,7 +189,9 @@ impl Job {
             terminal: false,
             killed_by_us: false,
             descendants_killed: 0,
-            failed: None,
+            retain: birth.retain,
+            detached: false,
+            seat: SeatState::Free(None),
             record: None,
             // Those of other rooms are read there.
             unread: matches!(birth.kind, Kind::Session | Kind::Git | Kind::Lsp),
@@ -202,9 +219,12 @@ impl Job {
         self.id
     }
 
-    /// What it was started for.
-    pub(super) const fn kind(&self) -> Kind {
-        self.birth.kind
+    /// What it runs for.
+    pub(super) fn kind(&self) -> Kind {
+        match self.lock().detached {
+            true => Kind::Detached,
+            false => self.birth.kind,
+        }
     }
 
     /// The beginning of its arguments.
@@ -222,9 +242,11 @@ impl Job {
     }
 
     /// The row of it in a list.
-    pub(super) fn row(&self) -> Process {
+    pub(super) fn row(&self, name: Option<&[u8]>, extent: Extent) -> Process {
+        let kind = self.kind();
         let state = self.lock();
         let (cloned, phase) = (state.cloned, state.phase);
+        let (record, tty) = (state.record, state.terminal);
         drop(state);
         let since = match phase {
             Phase::Starting => None,
@@ -234,7 +256,8 @@ impl Job {
         Process {
             id: self.id,
             pid: self.pid_u32(),
-            kind: self.birth.kind.on_the_wire().into(),
+            name: name.map(Bytes::copy_from_slice).unwrap_or_default(),
+            kind: kind.on_the_wire().into(),
             argv: self.birth.argv.list(),
             argv_cut: self.birth.argv.is_cut(),
             uid: self.birth.uid,
@@ -243,9 +266,84 @@ impl Job {
                 Phase::Ended(_) => ProcessState::Draining.into(),
             },
             started_at: Some(clock::timestamp(self.started)),
+            exit: record.map(|record| record.on_the_wire()),
             age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
-            ..Process::default()
+            log_start: extent.start,
+            log_end: extent.end,
+            readers: extent.readers,
+            tty,
         }
+    }
+
+    /// What is kept of it.
+    pub(super) fn exited(&self, name: Name, key: Name, now: u64) -> Exited {
+        let kind = self.kind();
+        let state = self.lock();
+        let never = Dead {
+            how: How::Signal(Signal::KILL.as_raw()),
+            usage: Usage::default(),
+        };
+        let record = state
+            .record
+            .unwrap_or_else(|| Record::new(never, Facts::default()));
+        let retain = u64::from(state.retain.unwrap_or(0)).saturating_mul(1000);
+        Exited {
+            pid: self.pid_u32(),
+            uid: self.birth.uid,
+            kind,
+            name,
+            key,
+            argv: self.birth.argv.shrink(ARGV_EXITED),
+            started: i64::try_from(clock::nanos(self.started)).unwrap_or(0),
+            ended: now,
+            until: now.saturating_add(retain),
+            record,
+            tty: state.terminal,
+        }
+    }
+
+    /// Whether it has a terminal.
+    pub(super) fn is_tty(&self) -> bool {
+        self.lock().terminal
+    }
+
+    /// Whether its entry is kept.
+    pub(super) fn is_kept(&self) -> bool {
+        self.lock().retain.is_some()
+    }
+
+    /// Its entry goes with it after all.
+    pub(super) fn keep_not(&self) {
+        self.lock().retain = None;
+        self.news.notify_waiters();
+    }
+
+    /// Resolves when one that is to be kept has begun, with true, or failed to. Cancel safe.
+    pub(super) async fn has_begun(&self) -> bool {
+        loop {
+            let mut news = std::pin::pin!(self.news.notified());
+            news.as_mut().enable();
+            let (begun, kept) = {
+                let state = self.lock();
+                (state.begun.is_some(), state.retain.is_some())
+            };
+            if begun || !kept {
+                return begun;
+            }
+            news.await;
+        }
+    }
+
+    /// Its caller has left it: from now on it is kept, for so many seconds if that is new.
+    pub(super) fn detach(&self, retain: u32) {
+        let mut state = self.lock();
+        state.detached = true;
+        state.retain.get_or_insert(retain);
+    }
+
+    /// The end, if all output was read.
+    pub(super) fn record(&self) -> Option<Record> {
+        self.lock().record
     }
 
     /// The number of the process as messages have it.
@@ -298,7 +396,7 @@ impl Job {
         let hold = std::mem::replace(&mut state.hold, Hold::Gone);
         drop(state);
         self.shared.one_less();
-        self.let_go(hold);
+        self.let_go(hold, false);
     }
 
     // ---- The end ----
@@ -307,6 +405,7 @@ impl Job {
     pub(crate) fn ended(self: &Arc<Self>, dead: Dead) {
         let mut state = self.lock();
         let keep = self.birth.keep && state.doom.is_none();
+        let kept = state.retain.is_some();
         let (members, populated) = match &state.hold {
             Hold::Leaf(leaf) if leaf.populated() => (leaf.members().len(), true),
             Hold::Leaf(_) | Hold::Gone => (0, false),
@@ -328,7 +427,8 @@ impl Job {
             dead,
             at: clock::since_boot(),
             oom_suspected: by_kill && !state.killed_by_us && self.shared.oom_kills() > state.oom_kills,
-            settled: keep || !populated,
+            // The log of one that is kept goes on until nothing is left.
+            settled: !populated || (keep && !kept),
         });
         state.pidfd = None;
         let hold = (!populated).then(|| std::mem::replace(&mut state.hold, Hold::Gone));
@@ -336,18 +436,18 @@ impl Job {
         drop(state);
         self.shared.one_less();
         match hold {
-            Some(hold) => self.let_go(hold),
+            Some(hold) => self.let_go(hold, kept),
             None => self.shared.chores.add(Chore::Empty(self.clone())),
         }
         waker.into_iter().for_each(Waker::wake);
     }
 
-    fn let_go(&self, hold: Hold) {
+    fn let_go(&self, hold: Hold, kept: bool) {
         match hold {
             Hold::Leaf(leaf) => self.shared.put(leaf),
             Hold::Session | Hold::Gone => {}
         }
-        self.shared.gone(self.id);
+        self.shared.gone(self.id, kept);
         self.news.notify_waiters();
     }
 
@@ -355,9 +455,10 @@ impl Job {
     pub(super) fn emptied(&self, sure: bool) {
         let mut state = self.lock();
         let hold = std::mem::replace(&mut state.hold, Hold::Gone);
+        let kept = state.retain.is_some();
         drop(state);
         self.settle();
-        self.let_go(if sure { hold } else { Hold::Gone });
+        self.let_go(if sure { hold } else { Hold::Gone }, kept);
     }
 
     /// Nothing more is waited for.
@@ -370,6 +471,12 @@ impl Job {
         drop(state);
         waker.into_iter().for_each(Waker::wake);
         self.news.notify_waiters();
+    }
+
+    /// Whether the end of its leader ends nothing: what it left goes on, as long as it likes.
+    pub(super) fn drains(&self) -> bool {
+        let state = self.lock();
+        self.birth.keep && state.doom.is_none() && state.retain.is_some()
     }
 
     /// Resolves when nothing is left of the tree of an ended leader; gives whether that is sure.
@@ -397,18 +504,15 @@ impl Job {
     }
 
     /// Where it stands; `waker` is woken at the next change.
-    pub(super) fn look(&self, waker: &Waker) -> Result<Option<Ended>, Refusal> {
+    pub(super) fn look(&self, waker: &Waker) -> Option<Ended> {
         let mut state = self.lock();
         match &mut state.waker {
             Some(known) => known.clone_from(waker),
             none => *none = Some(waker.clone()),
         }
-        if let Some(refusal) = state.failed.take() {
-            return Err(refusal);
-        }
         match state.phase {
-            Phase::Starting | Phase::Running => Ok(None),
-            Phase::Ended(ended) => Ok(Some(ended)),
+            Phase::Starting | Phase::Running => None,
+            Phase::Ended(ended) => Some(ended),
         }
     }
 
@@ -435,13 +539,30 @@ impl Job {
         }
     }
 
-    /// For the counts of a call.
-    pub(super) fn account(&self) -> Account {
+    /// How long ago its start began.
+    pub(super) fn age(&self) -> Duration {
+        let cloned = self.lock().cloned;
+        cloned.map_or(Duration::ZERO, |cloned| {
+            clock::since_boot().saturating_sub(cloned)
+        })
+    }
+
+    /// What a call has cost that came at `arrived`.
+    pub(super) fn work(&self, arrived: Duration, pumped: bool, reads: u64, wall_us: u64) -> AgentWork {
         let state = self.lock();
-        Account {
-            cloned: state.cloned,
-            begun: state.begun,
-            writes: state.writes,
+        let (cloned, begun, writes) = (state.cloned, state.begun.unwrap_or(arrived), state.writes);
+        drop(state);
+        let ended = cloned.map_or(begun, |cloned| cloned + Duration::from_micros(wall_us));
+        let short = |time: Duration| u32::try_from(micros(time)).unwrap_or(u32::MAX);
+        AgentWork {
+            clones: 1,
+            leaves_taken: u32::from(self.shared.contains()),
+            tasks_spawned: u32::from(pumped),
+            rings_built: u32::from(self.shared.logs.has_ring(self.id)),
+            reads,
+            writes,
+            start_us: short(begun.saturating_sub(arrived)),
+            run_us: short(ended.saturating_sub(begun)),
         }
     }
 

@@ -12,24 +12,33 @@
 //! Cancel safety: dropping [`ExecStream`], or the future of [`Runner::exec`] or [`Runner::run_hook`], ends the program
 //! and all it started, at once.
 
+mod attach;
 mod child;
 mod chores;
 mod command;
 mod core;
+mod detached;
 mod entry;
 mod env;
 mod exec;
+mod gather;
 mod hook;
 mod input;
 mod job;
 mod leaf;
+mod log;
+mod logs;
 mod output;
 mod pty;
+mod pump;
 mod runner;
+mod seat;
 mod shared;
 mod signals;
 mod spawn;
 mod strings;
+mod table;
+mod time;
 mod users;
 
 #[cfg(test)]
@@ -43,6 +52,7 @@ use sandbox_protocol::v1::EnvVar;
 pub(crate) use self::job::Job;
 use self::shared::Shared;
 pub use self::{
+    attach::{AttachStream, LogsStream},
     child::{Child, ChildEnds},
     entry::Kind,
     exec::ExecStream,

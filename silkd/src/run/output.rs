@@ -65,11 +65,18 @@ impl Output {
         self.pipe.is_none() || matches!(self.left, Some(0))
     }
 
+    /// Bytes that are in the pipe.
+    pub(super) fn pending(&self) -> u64 {
+        let pipe = self.pipe.as_ref();
+        pipe.and_then(|pipe| rustix::io::ioctl_fionread(pipe).ok())
+            .unwrap_or(0)
+    }
+
     /// From now on only what is in the pipe counts.
     pub(super) fn only_what_is_there(&mut self) {
-        if let (Some(pipe), None) = (&self.pipe, self.left) {
+        if let (Some(_pipe), None) = (&self.pipe, self.left) {
             self.left = Some(match &self.tty {
-                None => rustix::io::ioctl_fionread(pipe).unwrap_or(0),
+                None => self.pending(),
                 // The kernel does not count what is on its way between the two ends, but a read waits for it: it is
                 // empty when a read finds nothing. All that was there is among so many bytes, whoever writes on.
                 Some(_seat) => pty::HELD,

@@ -11,7 +11,7 @@ use std::{
 use rustix::fs::{Mode, OFlags};
 use sandbox_protocol::{
     limits::PROCESSES,
-    v1::{Command, EnvVar, ExecIn, ExecStart, Process},
+    v1::{Command, EnvVar, ExecIn, ExecStart},
 };
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -23,10 +23,13 @@ use tonic::Streaming;
 use super::{
     Child, ChildEnds, ExecCtx, ExecStream, HookOutcome, Kind, RunConfig, RunError, Shared, exec, hook,
     leaf::Work,
+    logs::Logs,
     spawn::{self, Manner},
 };
 use crate::{reap, refusal::Refusal, sys, tasks};
 
+/// Bytes that all logs take at most.
+const LOGS: u64 = 64 * 1024 * 1024;
 /// How long a stop waits for the spawn thread, which a guest's file system may hold for ever.
 const LAST_START: Duration = Duration::from_secs(1);
 
@@ -47,12 +50,24 @@ struct Own {
     thread_over: oneshot::Receiver<()>,
 }
 
+/// Bytes of all logs together: a sixteenth of the memory, and no more than [`LOGS`].
+fn budget() -> u64 {
+    let system = rustix::system::sysinfo();
+    let unit = u64::from(system.mem_unit.max(1));
+    LOGS.min(system.totalram.saturating_mul(unit) / 16)
+}
+
 impl Runner {
     /// Sets up the leaves, and starts the reaper, the janitor and the spawn thread. Within a runtime.
     ///
     /// # Errors
     /// [`RunError::Cgroup`] and [`RunError::Setup`], with the step that failed.
     pub fn start(config: &RunConfig) -> Result<Self, RunError> {
+        Self::start_with(config, budget())
+    }
+
+    /// As [`start`](Self::start), with so many bytes for all logs.
+    pub(super) fn start_with(config: &RunConfig, budget: u64) -> Result<Self, RunError> {
         let setup = |step| move |source: io::Error| RunError::Setup { step, source };
         let kernel = |step| {
             move |errno: rustix::io::Errno| RunError::Setup {
@@ -82,7 +97,8 @@ impl Runner {
             over.send(()).ok();
         });
         let thread = thread.map_err(setup("start the spawn thread"))?;
-        let shared = Arc::new(Shared::new(work, null, orders));
+        let logs = Logs::new(budget).map_err(kernel("map the logs"))?;
+        let shared = Arc::new(Shared::new(work, logs, null, orders));
         let own = Own {
             reaper: tasks::spawn(reap::serve(signals)),
             janitor: tasks::spawn(shared.chores().clone().serve()),
@@ -133,7 +149,7 @@ impl Runner {
         env: &[EnvVar],
         timeout: Duration,
     ) -> Result<HookOutcome, RunError> {
-        hook::run(&self.shared, path, env, timeout).await
+        Box::pin(hook::run(&self.shared, path, env, timeout)).await
     }
 
     /// Whom `spec` (a name or number, then perhaps `:` and a group) means; `None`: nobody was asked for, so silkd
@@ -143,12 +159,6 @@ impl Runner {
     /// `USER_NOT_FOUND`.
     pub(crate) fn ids_of(&self, spec: &[u8]) -> Result<Option<sys::Ids>, Refusal> {
         Ok(self.shared.users().resolve(spec)?.ids)
-    }
-
-    /// Rows of the programs that silkd started and still knows of; `running`: only those that run.
-    #[must_use]
-    pub fn list(&self, running: bool) -> Vec<Process> {
-        self.shared.list(running)
     }
 
     /// The programs that calls wait for, each as `<kind> <id> <argv[0]>`.
@@ -186,10 +196,22 @@ impl Runner {
         self.shared.rest(false).await
     }
 
-    /// Lets go what is kept from programs that have ended: of an Exec nothing, so only what was read of the guest's
-    /// files.
+    /// Lets go all that is kept of programs that have ended, what others have said so far, and what was read of the
+    /// guest's files.
     pub fn forget_exited(&self) {
-        self.shared.users().forget();
+        self.shared.forget_exited();
+    }
+
+    /// Bytes that logs take, and how many they may.
+    #[must_use]
+    pub fn log_usage(&self) -> (u64, u64) {
+        self.shared.logs.usage()
+    }
+
+    /// Wake-up lists of logs that were ever made: one for each log that somebody followed.
+    #[must_use]
+    pub fn rings_built(&self) -> u64 {
+        self.shared.logs.rings_built()
     }
 
     /// Ends everything: TERM, after `grace` KILL, then the runner's own tasks and thread. Later calls of

@@ -1,6 +1,6 @@
 //! Signals to a program and to what it started.
 
-use std::{collections::BTreeSet, sync::Arc, task::Waker};
+use std::{collections::BTreeSet, sync::Arc};
 
 use rustix::process::Signal;
 
@@ -10,7 +10,16 @@ use super::{
     job::{Doom, Hold, Phase, State},
     leaf,
 };
-use crate::{reap, refusal::Refusal};
+use crate::reap;
+
+/// What became of a signal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Sent {
+    /// The leader had ended.
+    pub(super) already_exited: bool,
+    /// Somebody got it.
+    pub(super) signalled: bool,
+}
 
 impl Job {
     /// Asks the whole tree to end, also what outlived its leader.
@@ -75,16 +84,6 @@ impl Job {
         }
     }
 
-    /// As [`forsake`](Self::forsake), and the stream ends with this.
-    pub(super) fn fail(self: &Arc<Self>, refusal: Refusal) {
-        let mut state = self.lock();
-        state.failed = Some(refusal);
-        let waker = state.waker.take();
-        drop(state);
-        self.forsake();
-        waker.into_iter().for_each(Waker::wake);
-    }
-
     /// Its time is over: the signal goes to the whole tree. Nothing happens after its end.
     pub(super) fn time_out(&self, signal: Signal) {
         let mut state = self.lock();
@@ -117,29 +116,38 @@ impl Job {
         }
     }
 
-    /// Sends a signal; after the leader's end it is a no-op.
-    pub(super) fn signal(self: &Arc<Self>, signal: Signal, scope: Scope) {
+    /// Sends a signal. Once the leader has ended, only the tree of one that is kept can still get it.
+    pub(super) fn signal(self: &Arc<Self>, signal: Signal, scope: Scope) -> Sent {
+        let mut sent = Sent {
+            already_exited: !self.runs(),
+            signalled: false,
+        };
         match scope {
             // The group has the leader's number, which is its own until it is reaped. A group that is gone needs no
             // signal.
             Scope::Group => reap::unreaped(self, |pid| {
-                rustix::process::kill_process_group(pid, signal).ok();
+                sent.signalled = rustix::process::kill_process_group(pid, signal).is_ok();
             }),
             Scope::Leader => {
                 let state = self.lock();
-                if let Some(pidfd) = &state.pidfd {
-                    // It may have ended meanwhile.
-                    rustix::process::pidfd_send_signal(pidfd, signal).ok();
-                }
+                // It may have ended meanwhile.
+                let reaches = |pidfd| rustix::process::pidfd_send_signal(pidfd, signal).is_ok();
+                sent.signalled = state.pidfd.as_ref().is_some_and(reaches);
             }
             Scope::Tree => {
+                let drains = self.drains();
                 let mut state = self.lock();
-                match state.phase {
-                    Phase::Ended(_) => {}
-                    Phase::Starting | Phase::Running => self.signal_tree(&mut state, signal),
+                let there = match state.phase {
+                    Phase::Starting | Phase::Running => true,
+                    Phase::Ended(_) => drains,
+                };
+                sent.signalled = there && !matches!(state.hold, Hold::Gone);
+                if sent.signalled {
+                    self.signal_tree(&mut state, signal);
                 }
             }
         }
+        sent
     }
 
     /// The processes of its tree. Without cgroups, those of its session.

@@ -84,7 +84,7 @@ async fn two_daemons_on_one_directory() {
 }
 
 #[tokio::test]
-async fn a_claim_costs_the_same_beside_5000() {
+async fn inv_05_a_claim_costs_the_same_beside_5000() {
     let counts = |live: u16| async move {
         let dir = tempfile::tempdir().unwrap();
         let (journal, _opened) = Journal::open(Options {

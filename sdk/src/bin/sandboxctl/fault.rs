@@ -149,7 +149,7 @@ impl Shown {
             }
             source = cause.source();
         }
-        if let Some(why) = error.why() {
+        if let Some(why) = error.why().filter(|why| !message.contains(why)) {
             message = format!("{message} (why: {why})");
         }
         let after = error.retry_after();

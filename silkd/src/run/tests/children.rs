@@ -8,17 +8,9 @@ use tokio::io::{Interest, unix::AsyncFd};
 
 use super::harness::{Guest, death, handle, sh, within};
 use crate::{
-    run::{ChildEnds, ClaimDefaults, ExecCtx, Kind},
+    run::{ChildEnds, Kind},
     sys,
 };
-
-fn ctx(guest: &Guest) -> ExecCtx {
-    ExecCtx {
-        gate: guest.gate.permit().unwrap(),
-        base_env: std::sync::Arc::default(),
-        claim: std::sync::Arc::new(ClaimDefaults::default()),
-    }
-}
 
 async fn read_all(pipe: AsyncFd<OwnedFd>) -> String {
     let mut text = Vec::new();
@@ -46,10 +38,10 @@ async fn a_child_has_its_ends_and_an_exit_as_a_value() {
     };
     // dash knows numbers of one digit only.
     let script = sh("cat; echo aside >&2; echo more >/proc/self/fd/250; exit 3");
-    let ctx = ctx(&guest);
+    let ctx = guest.ctx();
     let started = guest.runner.child(&ctx, &script, Kind::Session, ends);
     let mut child = within(started).await.unwrap();
-    let row = guest.runner.list(true).remove(0);
+    let row = guest.runner.list(true, 0, 9).remove(0);
     assert_eq!(
         (row.id, row.pid, row.kind()),
         (child.id(), child.pid(), ProcessKind::Session)
@@ -67,7 +59,7 @@ async fn a_child_has_its_ends_and_an_exit_as_a_value() {
     assert_eq!(read_all(ours).await, "more\n");
     // It is a value: asked again, it says the same.
     assert_eq!(within(child.exit()).await, exit);
-    assert!(guest.runner.list(false).is_empty());
+    assert!(guest.runner.list(false, 0, 9).is_empty());
     guest.end().await;
 }
 
@@ -75,7 +67,7 @@ async fn a_child_has_its_ends_and_an_exit_as_a_value() {
 async fn a_child_ends_with_its_value_and_all_it_started() {
     let guest = Guest::start();
     let script = sh("setsid sleep 1000 & sleep 1000 & kill -STOP $$");
-    let ctx = ctx(&guest);
+    let ctx = guest.ctx();
     let started = guest.runner.child(&ctx, &script, Kind::Git, ChildEnds::default());
     let child = within(started).await.unwrap();
     let leader = i32::try_from(child.pid()).unwrap();

@@ -297,22 +297,15 @@ async fn rusage_is_of_the_process() {
     guest.end().await;
 }
 
-fn old() -> Birth {
-    Birth {
-        kind: Kind::Exec,
-        argv: Argv::default(),
-        uid: 0,
-        keep: false,
-    }
-}
-
 #[tokio::test]
 async fn pid_reuse_never_hits_a_stranger() {
     let guest = Guest::start();
     let stranger = guest.begin(with_stdin(sh("read x; exit 8"))).await.unwrap();
     // A program that ended long ago, whose number the stranger has got since.
     let shared = &guest.runner.shared;
-    let job = shared.admit(old()).unwrap();
+    let job = shared
+        .admit(Birth::new(Kind::Exec, Argv::default(), 0, false))
+        .unwrap();
     job.pid()
         .store(i32::try_from(stranger.started.pid).unwrap(), Ordering::Release);
     job.ended(Dead {

@@ -21,10 +21,12 @@ use sandbox_protocol::{
     limits::{GUEST_CONNECTION_WINDOW, LINK_FRAME, SEND_BUFFER, STREAM_WINDOW},
     reason::Reason,
     v1::{
-        AgentInfoReply, AgentInfoRequest, Command, EnvVar, ExecIn, ExecOut, ExecStart, Exit, Started,
+        AgentInfoReply, AgentInfoRequest, AgentLogsRequest, AgentRunReply, AgentRunRequest, AgentSpawnReply,
+        AgentSpawnRequest, AgentWaitRequest, AttachIn, AttachOut, AttachStart, Attached, Command, EnvVar,
+        ExecIn, ExecOut, ExecStart, Exit, LogChunk, LogFrom, LogGap, LogsOut, ProcessRef, Started,
         agent_client::AgentClient,
         agent_server::{Agent, AgentServer},
-        exec_in, exec_out, exit,
+        attach_in, attach_out, exec_in, exec_out, exit, log_from, logs_out, process_ref,
     },
 };
 use tokio::{io::Interest, sync::mpsc};
@@ -77,13 +79,47 @@ impl Agent for Served {
         &self,
         request: Request<Streaming<ExecIn>>,
     ) -> Result<Response<BoxStream<ExecOut>>, Status> {
-        let ctx = ExecCtx {
+        let start = agent::exec::start(&self.runner, self.ctx()?, request.into_inner());
+        let stream = Box::pin(start).await?;
+        Ok(Response::new(Box::pin(stream)))
+    }
+
+    async fn run(&self, request: Request<AgentRunRequest>) -> Result<Response<AgentRunReply>, Status> {
+        let reply = self.runner.run(self.ctx()?, request.into_inner()).await?;
+        Ok(Response::new(reply))
+    }
+
+    async fn spawn(&self, request: Request<AgentSpawnRequest>) -> Result<Response<AgentSpawnReply>, Status> {
+        let reply = self.runner.spawn(self.ctx()?, request.into_inner()).await?;
+        Ok(Response::new(reply))
+    }
+
+    async fn attach(
+        &self,
+        request: Request<Streaming<AttachIn>>,
+    ) -> Result<Response<BoxStream<AttachOut>>, Status> {
+        let mut messages = request.into_inner();
+        let first = messages.message().await?.and_then(|message| message.m);
+        let Some(attach_in::M::Start(start)) = first else {
+            panic!("no start");
+        };
+        let stream = self.runner.attach(self.ctx()?, &start, messages)?;
+        Ok(Response::new(Box::pin(stream)))
+    }
+
+    async fn logs(&self, request: Request<AgentLogsRequest>) -> Result<Response<BoxStream<LogsOut>>, Status> {
+        let stream = self.runner.logs(self.ctx()?, &request.into_inner())?;
+        Ok(Response::new(Box::pin(stream)))
+    }
+}
+
+impl Served {
+    fn ctx(&self) -> Result<ExecCtx, Status> {
+        Ok(ExecCtx {
             gate: self.gate.permit()?,
             base_env: Arc::default(),
             claim: self.claim.clone(),
-        };
-        let stream = agent::exec::start(&self.runner, ctx, request.into_inner()).await?;
-        Ok(Response::new(Box::pin(stream)))
+        })
     }
 }
 
@@ -176,12 +212,26 @@ impl Guest {
         names
     }
 
+    /// With so many bytes for all logs.
+    pub(super) fn start_with_logs(budget: u64) -> Self {
+        let cgroup = own_cgroup();
+        let config = RunConfig {
+            cgroup_root: Some(cgroup.0.clone()),
+            pid1: false,
+        };
+        let runner = Runner::start_with(&config, budget).unwrap();
+        Self::serve(runner, Some(cgroup), ClaimDefaults::default())
+    }
+
     fn start_as(cgroup: Option<OwnCgroup>, claim: ClaimDefaults, pid1: bool) -> Self {
         let config = RunConfig {
             cgroup_root: cgroup.as_ref().map(|cgroup| cgroup.0.clone()),
             pid1,
         };
-        let runner = Runner::start(&config).unwrap();
+        Self::serve(Runner::start(&config).unwrap(), cgroup, claim)
+    }
+
+    fn serve(runner: Runner, cgroup: Option<OwnCgroup>, claim: ClaimDefaults) -> Self {
         let gate = Gate::new();
         gate.turn(Turn::Renew).unwrap();
         gate.turn(Turn::Renewed).unwrap();
@@ -430,4 +480,191 @@ pub(super) fn lives(handle: &OwnedFd) -> bool {
     )];
     let now = rustix::time::Timespec::default();
     rustix::event::poll(&mut fds, Some(&now)).unwrap() == 0
+}
+
+/// A program by its number.
+pub(super) fn by_id(id: u64) -> Option<ProcessRef> {
+    Some(ProcessRef {
+        which: Some(process_ref::Which::Id(id)),
+    })
+}
+
+pub(super) fn from(offset: u64) -> Option<LogFrom> {
+    Some(LogFrom {
+        at: Some(log_from::At::Offset(offset)),
+    })
+}
+
+/// To attach to a program, from the oldest byte on.
+pub(super) fn to(id: u64) -> AttachStart {
+    AttachStart {
+        process: by_id(id),
+        ..AttachStart::default()
+    }
+}
+
+/// What a reader of a log gets.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Read {
+    Chunk(LogChunk),
+    Gap(LogGap),
+    Exit(Box<Exit>),
+}
+
+/// A client that is attached.
+#[derive(Debug)]
+pub(super) struct Attachment {
+    /// `None`: our half is closed.
+    pub(super) input: Option<mpsc::Sender<AttachIn>>,
+    pub(super) output: Streaming<AttachOut>,
+    pub(super) attached: Attached,
+}
+
+impl Attachment {
+    pub(super) async fn send(&self, m: attach_in::M) {
+        let input = self.input.as_ref().unwrap();
+        within(input.send(AttachIn { m: Some(m) })).await.unwrap();
+    }
+
+    /// What comes next; `None` at the end.
+    pub(super) async fn next(&mut self) -> Result<Option<Read>, Status> {
+        Ok(within(self.output.message())
+            .await?
+            .map(|out| match out.m.unwrap() {
+                attach_out::M::Attached(twice) => panic!("{twice:?}"),
+                attach_out::M::Chunk(chunk) => Read::Chunk(chunk),
+                attach_out::M::Gap(gap) => Read::Gap(gap),
+                attach_out::M::Exit(exit) => Read::Exit(Box::new(exit)),
+            }))
+    }
+
+    /// Reads until so many bytes have come, or the exit has.
+    pub(super) async fn read(&mut self, bytes: usize) -> Heard {
+        let mut heard = Heard::default();
+        while heard.data.len() < bytes && heard.exit.is_none() {
+            let read = self.next().await.unwrap().expect("more");
+            heard.take(read);
+        }
+        heard
+    }
+
+    /// Reads to the end.
+    pub(super) async fn finish(&mut self) -> Heard {
+        let heard = self.read(usize::MAX).await;
+        assert_eq!(self.next().await.unwrap(), None);
+        heard
+    }
+}
+
+/// All that a reader got, which was without a hole that was not told.
+#[derive(Debug, Default)]
+pub(super) struct Heard {
+    pub(super) data: Vec<u8>,
+    /// Bytes of gaps.
+    pub(super) missed: u64,
+    /// The number of the next byte.
+    pub(super) next: Option<u64>,
+    pub(super) exit: Option<Exit>,
+}
+
+impl Heard {
+    pub(super) fn take(&mut self, read: Read) {
+        let (begin, end) = match read {
+            Read::Chunk(chunk) => {
+                assert!(!chunk.data.is_empty() && chunk.data.len() <= 64 * 1024);
+                self.data.extend_from_slice(&chunk.data);
+                (
+                    chunk.offset,
+                    chunk.offset + u64::try_from(chunk.data.len()).unwrap(),
+                )
+            }
+            Read::Gap(gap) => {
+                assert!(gap.from < gap.to);
+                self.missed += gap.to - gap.from;
+                (gap.from, gap.to)
+            }
+            Read::Exit(exit) => {
+                self.exit = Some(*exit);
+                return;
+            }
+        };
+        assert_eq!(*self.next.get_or_insert(begin), begin, "a hole");
+        self.next = Some(end);
+    }
+
+    pub(super) fn code(&self) -> i32 {
+        match self.exit.as_ref().and_then(|exit| exit.how) {
+            Some(exit::How::Code(code)) => code,
+            other => panic!("no code: {other:?}"),
+        }
+    }
+}
+
+impl Guest {
+    /// Starts a program that nobody waits for.
+    pub(super) async fn spawn(&self, request: AgentSpawnRequest) -> Result<AgentSpawnReply, Status> {
+        Ok(within(Box::pin(self.client.clone().spawn(request)))
+            .await?
+            .into_inner())
+    }
+
+    pub(super) async fn attach(&self, start: AttachStart) -> Result<Attachment, Status> {
+        let (input, messages) = mpsc::channel(4);
+        let first = AttachIn {
+            m: Some(attach_in::M::Start(start)),
+        };
+        input.try_send(first).unwrap();
+        let mut client = self.client.clone();
+        let mut output = within(client.attach(ReceiverStream::new(messages)))
+            .await?
+            .into_inner();
+        match within(output.message()).await?.and_then(|out| out.m) {
+            Some(attach_out::M::Attached(attached)) => Ok(Attachment {
+                input: Some(input),
+                output,
+                attached,
+            }),
+            other => panic!("not attached: {other:?}"),
+        }
+    }
+
+    pub(super) async fn logs(&self, request: AgentLogsRequest) -> Result<Heard, Status> {
+        let mut output = within(Box::pin(self.client.clone().logs(request)))
+            .await?
+            .into_inner();
+        let mut heard = Heard::default();
+        while let Some(out) = within(output.message()).await? {
+            heard.take(match out.m.unwrap() {
+                logs_out::M::Chunk(chunk) => Read::Chunk(chunk),
+                logs_out::M::Gap(gap) => Read::Gap(gap),
+                logs_out::M::Exit(exit) => Read::Exit(Box::new(exit)),
+            });
+        }
+        Ok(heard)
+    }
+
+    /// Waits for an end.
+    pub(super) async fn exit_of(&self, id: u64) -> Exit {
+        let request = AgentWaitRequest {
+            process: by_id(id),
+            timeout_ms: 300_000,
+        };
+        within(self.runner.wait(request)).await.unwrap().exit.unwrap()
+    }
+
+    /// A call that never was: past the gate, with nothing in it.
+    pub(super) fn ctx(&self) -> ExecCtx {
+        ExecCtx {
+            gate: self.gate.permit().unwrap(),
+            base_env: Arc::default(),
+            claim: Arc::default(),
+        }
+    }
+}
+
+pub(super) fn detached(command: Command) -> AgentSpawnRequest {
+    AgentSpawnRequest {
+        command: Some(command),
+        ..AgentSpawnRequest::default()
+    }
 }

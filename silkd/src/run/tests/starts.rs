@@ -256,11 +256,11 @@ async fn leaves_are_used_again_unless_they_were_killed() {
 #[tokio::test]
 async fn what_this_version_does_not_do_is_refused() {
     let guest = Guest::start();
-    let detach = ExecStart {
-        on_disconnect: 2,
+    let unknown = ExecStart {
+        on_disconnect: 3,
         ..of(sh("true"))
     };
-    let (reason, _) = refusal(guest.run_start(detach).await.unwrap_err());
+    let (reason, _) = refusal(guest.run_start(unknown).await.unwrap_err());
     assert_eq!(reason, Reason::InvalidCommand);
     let nothing = futures_util::stream::iter([ExecIn { m: None }]);
     let (reason, _) = refusal(
