@@ -199,3 +199,70 @@ async fn e19_the_terminal_is_given_back_whatever_ends_the_verb() {
     daemon.kill9().await;
     ended(&mut terminal, 125).await;
 }
+
+#[tokio::test]
+async fn a_shell_is_left_and_found_again() {
+    let daemon = Setup::stub().warm(1).start().await;
+    let (sandbox, ctl) = claimed(&daemon).await;
+    let mut terminal = Terminal::open(&ctl).await;
+    let id = sandbox.id();
+    let shell = format!("\"$ctl\" shell --env 'PS1=in> ' {id} -- bash --norc --noprofile");
+    open(&mut terminal, &shell).await;
+    terminal.line("x=kept").await;
+    terminal.keys("\x10\x11").await;
+    ended(&mut terminal, 0).await;
+    let screen = terminal
+        .until("how to go back", |screen| screen.contains("goes back to it"))
+        .await;
+    let process = screen.split_once("it goes on as process ").unwrap().1;
+    let process: u64 = process.split_once(';').unwrap().0.parse().unwrap();
+
+    // Back again, in a window of another size. A first Ctrl-P alone is the program's.
+    terminal.resize(100, 30).await;
+    terminal.line("clear; echo rea''dy").await;
+    terminal
+        .until("an empty screen", |screen| screen.trim() == "ready\nout>")
+        .await;
+    let attach = format!("a=$(stty -g); \"$ctl\" attach {id} {process}{VERDICT}");
+    terminal.line(&attach).await;
+    terminal.line("echo $x; stty size").await;
+    terminal
+        .until("its variable and size", |screen| {
+            screen.contains("kept\n30 100\n")
+        })
+        .await;
+    // Another may look on, and not type.
+    let busy = ctl.run(["attach", "-i", id, &process.to_string()]).await;
+    assert!(busy.code == 125 && busy.stderr.contains("INPUT_BUSY"), "{busy:?}");
+    terminal.line("clear; exit 9").await;
+    ended(&mut terminal, 9).await;
+    let gone = ctl
+        .run([
+            "attach",
+            "--no-stdin",
+            "--from",
+            "oldest",
+            id,
+            &process.to_string(),
+        ])
+        .await;
+    assert_eq!(gone.code, 9, "{gone:?}");
+}
+
+#[tokio::test]
+async fn a_shell_whose_window_is_closed_is_hung_up() {
+    let daemon = Setup::stub().warm(1).start().await;
+    let (sandbox, ctl) = claimed(&daemon).await;
+    let mut terminal = Terminal::open(&ctl).await;
+    let guest = "sh -c 'echo g\"\"uest=$$; exec bash --norc --noprofile'";
+    let shell = format!(
+        "sh -c 'echo o\"\"wn=$$; exec \"$0\" shell --env \"PS1=in> \" {} -- \"$@\"' \"$ctl\" {guest}",
+        sandbox.id()
+    );
+    open(&mut terminal, &shell).await;
+    let own = process(&mut terminal, "own").await;
+    let guest = process(&mut terminal, "guest").await;
+    own.signal(Signal::HUP);
+    ended(&mut terminal, 129).await;
+    guest.gone().await;
+}
