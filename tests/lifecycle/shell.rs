@@ -208,7 +208,11 @@ async fn a_shell_is_left_and_found_again() {
     let id = sandbox.id();
     let shell = format!("\"$ctl\" shell --env 'PS1=in> ' {id} -- bash --norc --noprofile");
     open(&mut terminal, &shell).await;
-    terminal.line("x=kept").await;
+    terminal.line("clear; x=kept").await;
+    // What is typed at once with the keys may be dropped with the call.
+    terminal
+        .until("that is done", |screen| screen.trim() == "in>")
+        .await;
     terminal.keys("\x10\x11").await;
     ended(&mut terminal, 0).await;
     let screen = terminal
