@@ -40,4 +40,8 @@ async fn examples_of_processes_terminals_and_sessions_run() {
     let said = run(&daemon, "terminal").await;
     let expected = "24 80\nasks\n43 132\nheard hello\nit is Running\nended with Code(4)\n";
     assert_eq!(said, expected);
+    let said = run(&daemon, "session").await;
+    let expected = "hello from /tmp\nended with Code(1) in b\"/tmp\"\nin time: false\ncommand 4\nhello from you\n\
+                    the shell has ended: true\n";
+    assert_eq!(said, expected);
 }

@@ -23,6 +23,7 @@ mod processes;
 mod reflect;
 mod restart;
 mod rows;
+mod sessions;
 mod shell;
 mod stock;
 mod storm;
