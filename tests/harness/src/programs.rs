@@ -30,21 +30,6 @@ pub fn program(name: &str) -> PathBuf {
     path
 }
 
-/// An example of the SDK.
-///
-/// # Panics
-/// It was not built.
-#[must_use]
-pub fn example(name: &str) -> PathBuf {
-    let path = folder().join("examples").join(name);
-    assert!(
-        path.is_file(),
-        "{} is missing: `cargo build -p sandbox-sdk --examples`",
-        path.display()
-    );
-    path
-}
-
 /// The folder of a virtual machine's image, as `make image` leaves it.
 ///
 /// # Panics
