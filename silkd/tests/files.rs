@@ -6,6 +6,8 @@
     reason = "tests own their tasks, and put files where silkd finds them"
 )]
 
+#[path = "files/archives.rs"]
+mod archives;
 mod common;
 #[path = "files/kit.rs"]
 mod kit;

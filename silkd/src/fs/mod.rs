@@ -10,7 +10,10 @@
 //! Cancel safety: dropping a call stops its step within one block, and leaves of a write, push or replace nothing: the
 //! old content is there, and nothing beside it. A removal leaves what it had not come to.
 
+pub mod archive;
 mod errno;
+mod globs;
+mod input;
 mod list;
 mod open;
 mod read;
@@ -30,14 +33,24 @@ use std::sync::Arc;
 
 use futures_util::Stream;
 use sandbox_protocol::v1::{
-    AgentListReply, AgentListRequest, AgentMkdirReply, AgentMkdirRequest, AgentReadRequest, AgentRemoveReply,
-    AgentRemoveRequest, AgentRenameReply, AgentRenameRequest, AgentStatReply, AgentStatRequest,
-    AgentWriteReply, ReadOut, WriteIn, WriteStart,
+    AgentListReply, AgentListRequest, AgentMkdirReply, AgentMkdirRequest, AgentPullRequest, AgentPushReply,
+    AgentReadRequest, AgentRemoveReply, AgentRemoveRequest, AgentRenameReply, AgentRenameRequest,
+    AgentStatReply, AgentStatRequest, AgentWriteReply, PullOut, PushIn, PushStart, ReadOut, WriteIn,
+    WriteStart,
 };
 use tonic::{Status, Streaming};
 
 pub use self::workers::{Call, Workers};
-use self::{list::Lister, read::Reader, remove::Remove, steps::Steps, tree::Mkdir, tree::Rename, tree::Stat};
+use self::{
+    archive::{pull, push},
+    list::Lister,
+    read::Reader,
+    remove::Remove,
+    steps::Steps,
+    tree::Mkdir,
+    tree::Rename,
+    tree::Stat,
+};
 use crate::refusal::Refusal;
 
 /// Files; a handle.
@@ -138,5 +151,32 @@ impl Files {
     ) -> Result<AgentRenameReply, Refusal> {
         let rename = Rename::new(request)?;
         self.workers.run(&call, move |_| rename.act()).await
+    }
+
+    /// Unpacks a client's archive, whose first message was `start`, and lands it whole. Cancel safe: what was there
+    /// stays.
+    ///
+    /// # Errors
+    /// Why nothing has landed; a merge that broke off says how far it came.
+    pub async fn push(
+        &self,
+        call: Arc<Call>,
+        start: &PushStart,
+        input: Streaming<PushIn>,
+    ) -> Result<AgentPushReply, Status> {
+        push::push(&self.workers, call, start, input).await
+    }
+
+    /// A tree as an archive: head, data, end. Cancel safe.
+    ///
+    /// # Errors
+    /// Why it cannot be read.
+    pub async fn pull(
+        &self,
+        call: Arc<Call>,
+        request: &AgentPullRequest,
+    ) -> Result<impl Stream<Item = Result<PullOut, Refusal>> + Send + Unpin + use<>, Refusal> {
+        let plan = pull::Plan::new(request)?;
+        Steps::open(&self.workers, call, move |_| pull::Puller::open(plan)).await
     }
 }

@@ -277,6 +277,11 @@ pub(super) struct Base {
 }
 
 impl Base {
+    /// The path from the root on.
+    pub(super) fn rest(&self) -> &[u8] {
+        &self.rest
+    }
+
     /// Opens a path from here, by the rule.
     pub(super) fn open(&self, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
         self.open_mode(path, flags, Mode::empty())

@@ -3,12 +3,16 @@
 use std::os::fd::OwnedFd;
 
 use rustix::{
-    fs::{AtFlags, Dir, Mode, OFlags, ResolveFlags, openat2, unlinkat},
+    fs::{AtFlags, CWD, Dir, Mode, OFlags, ResolveFlags, chmodat, openat2, unlinkat},
     io::Errno,
 };
 use sandbox_protocol::v1::{AgentRemoveReply, AgentRemoveRequest};
 
-use super::{open::Wanted, stat::is_dir, workers::Cancel};
+use super::{
+    open::{Wanted, own_link},
+    stat::is_dir,
+    workers::Cancel,
+};
 use crate::refusal::Refusal;
 
 /// A Remove, checked.
@@ -49,7 +53,7 @@ impl Remove {
             unlinkat(&spot.parent, spot.name.as_slice(), AtFlags::REMOVEDIR).map_err(fail)?;
             return Ok(1);
         }
-        clear(&spot.parent, &spot.name, cancel).map_err(|failure| match failure {
+        clear(&spot.parent, &spot.name, Shut::Stays, cancel).map_err(|failure| match failure {
             Failure::Cancelled(refusal) => refusal,
             Failure::At(path, errno) => {
                 let mut full = self.wanted.path().to_vec();
@@ -78,10 +82,19 @@ struct Level {
     removed: u64,
 }
 
+/// What becomes of directories that their own owner may not change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shut {
+    /// They end the removal, as `rm` has it.
+    Stays,
+    /// They are opened up first, as far as the user may.
+    Opens,
+}
+
 /// Removes a directory with all that is in it, by descriptors, deepest first. A mount below it ends the removal.
-pub(super) fn clear(parent: &OwnedFd, name: &[u8], cancel: &Cancel) -> Result<u64, Failure> {
+pub(super) fn clear(parent: &OwnedFd, name: &[u8], shut: Shut, cancel: &Cancel) -> Result<u64, Failure> {
     let mut path = Vec::new();
-    let first = open(parent, name).and_then(|fd| level(fd, name.to_vec(), 0));
+    let first = open(parent, name, shut).and_then(|fd| level(fd, name.to_vec(), 0));
     let mut levels = vec![first.map_err(|errno| Failure::At(Vec::new(), errno))?];
     let mut removed = 0;
     while let Some(at) = levels.last_mut() {
@@ -123,7 +136,7 @@ pub(super) fn clear(parent: &OwnedFd, name: &[u8], cancel: &Cancel) -> Result<u6
             }
             // A directory: Linux says ISDIR, POSIX PERM.
             Err(why @ (Errno::ISDIR | Errno::PERM)) => {
-                let below = open(&at.fd, name).and_then(|fd| level(fd, name.to_vec(), before));
+                let below = open(&at.fd, name, shut).and_then(|fd| level(fd, name.to_vec(), before));
                 let below = below.map_err(|errno| if errno == Errno::NOTDIR { why } else { errno });
                 levels.push(below.map_err(|errno| Failure::At(path.clone(), errno))?);
             }
@@ -153,8 +166,16 @@ fn unlink(dir: &OwnedFd, name: &[u8], flags: AtFlags) -> Result<(), Errno> {
 }
 
 /// Opens a directory in another, on the same mount and never through a link.
-fn open(parent: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+fn open(parent: &OwnedFd, name: &[u8], shut: Shut) -> Result<OwnedFd, Errno> {
     let rule = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS | ResolveFlags::BENEATH;
-    openat2(parent, name, flags, Mode::empty(), rule)
+    let open = |flags| {
+        let flags = flags | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        openat2(parent, name, flags, Mode::empty(), rule)
+    };
+    if shut == Shut::Opens {
+        let dir = open(OFlags::PATH)?;
+        // Whoever may not do this is told by what comes next.
+        chmodat(CWD, own_link(&dir), Mode::RWXU, AtFlags::empty()).ok();
+    }
+    open(OFlags::RDONLY | OFlags::NONBLOCK)
 }

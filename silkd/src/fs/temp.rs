@@ -8,7 +8,7 @@ use rustix::{
     rand::{GetRandomFlags, getrandom},
 };
 
-use super::open::Spot;
+use super::{open::Spot, workers::as_silkd};
 
 /// Tries for a name that nobody has; one is enough unless somebody plays.
 const NAMES: usize = 16;
@@ -55,7 +55,8 @@ impl Drop for Temp {
     fn drop(&mut self) {
         if self.there {
             // Somebody else may have removed it, or the directory with it.
-            unlinkat(&self.spot.parent, self.spot.name.as_slice(), AtFlags::empty()).ok();
+            let remove = || unlinkat(&self.spot.parent, self.spot.name.as_slice(), AtFlags::empty());
+            as_silkd(remove).ok();
         }
     }
 }

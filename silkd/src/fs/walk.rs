@@ -5,12 +5,12 @@
 use std::{ffi::CStr, os::fd::OwnedFd};
 
 use rustix::{
-    fs::{AtFlags, Dir, Stat, statat},
+    fs::{AtFlags, Dir, Stat, fstat, statat},
     io::Errno,
 };
 use sandbox_protocol::limits::PATH;
 
-use super::open::open_child;
+use super::open::{Found, open_child};
 
 /// Something in the tree.
 #[derive(Debug)]
@@ -30,6 +30,8 @@ struct Level {
     fd: OwnedFd,
     /// Bytes of the path up to here.
     path: usize,
+    /// Device and inode.
+    is: (u64, u64),
 }
 
 /// A walk that is under way. Directories are not entered unless asked for.
@@ -63,10 +65,12 @@ impl Walk {
 
     fn push(&mut self, fd: OwnedFd) -> Result<(), Errno> {
         let reads = fd.try_clone().map_err(|_full| Errno::MFILE)?;
+        let stat = fstat(&fd)?;
         self.levels.push(Level {
             dir: Dir::new(reads)?,
             fd,
             path: self.path.len(),
+            is: (stat.st_dev, stat.st_ino),
         });
         Ok(())
     }
@@ -120,17 +124,30 @@ impl Walk {
 
     /// Goes into the directory that was seen last.
     pub(super) fn enter(&mut self, seen: &Seen) {
-        let opened = self.dir().map(|dir| open_child(dir, &seen.name));
-        match opened {
-            Some(Ok(dir)) => {
-                if self.push(dir).is_err() {
-                    self.unreadable += 1;
-                }
-            }
-            // Gone meanwhile.
-            Some(Err(Errno::NOENT)) | None => {}
-            Some(Err(_unreadable)) => self.unreadable += 1,
+        if let Some(dir) = self.dir() {
+            let opened = open_child(dir, &seen.name);
+            self.entered(opened);
         }
+    }
+
+    /// Goes into a directory that the link leads to that was seen last.
+    pub(super) fn enter_found(&mut self, found: &Found) {
+        self.entered(open_child(&found.fd, b"."));
+    }
+
+    fn entered(&mut self, opened: Result<OwnedFd, Errno>) {
+        match opened.and_then(|dir| self.push(dir)) {
+            // Or gone meanwhile.
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(_unreadable) => self.unreadable += 1,
+        }
+    }
+
+    /// Whether this directory is one that the walk is in.
+    pub(super) fn is_in(&self, stat: &Stat) -> bool {
+        self.levels
+            .iter()
+            .any(|level| level.is == (stat.st_dev, stat.st_ino))
     }
 }
 

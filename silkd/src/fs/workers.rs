@@ -47,7 +47,7 @@ type Job = Box<dyn FnOnce() + Send>;
 #[derive(Debug)]
 pub struct Call {
     /// Whom it acts as; `None`: silkd itself.
-    pub(super) ids: Option<Ids>,
+    ids: Option<Ids>,
     _permit: Permit,
     _seat: Option<InputSeat>,
 }
@@ -61,6 +61,11 @@ impl Call {
             _permit: permit,
             _seat: seat,
         })
+    }
+
+    /// Whom it acts as; silkd itself is root.
+    pub(super) fn uid(&self) -> u32 {
+        self.ids.as_ref().map_or(0, |ids| ids.uid)
     }
 
     fn become_user(&self) -> Result<Option<AsUser>, Refusal> {

@@ -6,7 +6,6 @@
 use std::{os::fd::OwnedFd, sync::Arc};
 
 use bytes::{Buf as _, Bytes};
-use futures_util::FutureExt as _;
 use rustix::{
     fs::{
         FsWord, Gid, Mode, OFlags, RenameFlags, SeekFrom, Stat, Uid, fstat, fstatfs, fsync, ftruncate,
@@ -15,14 +14,14 @@ use rustix::{
     io::Errno,
 };
 use sandbox_protocol::{
-    limits::CHUNK_IN,
     reason::Reason,
-    v1::{AgentWriteReply, WriteIf, WriteIn, WriteStart, write_in::M},
+    v1::{AgentWriteReply, WriteIf, WriteIn, WriteStart},
 };
 use tonic::{Status, Streaming};
 
 use super::{
     errno::{field, refused},
+    input::gather,
     open::{Found, Spot, Wanted, open_child},
     stat::{MODE, mtime, wire},
     temp::Temp,
@@ -30,8 +29,6 @@ use super::{
 };
 use crate::refusal::Refusal;
 
-/// Bytes that are gathered for one step, if so many have come already.
-const BATCH: usize = 128 * 1024;
 /// Mode of a new file.
 const NEW: u32 = 0o644;
 /// Set-user and set-group bits: what is written to by anybody but root loses them, as the kernel has it.
@@ -361,7 +358,7 @@ pub(super) async fn write(
     mut input: Streaming<WriteIn>,
 ) -> Result<AgentWriteReply, Status> {
     let plan = Plan::new(start)?;
-    let uid = call.ids.as_ref().map_or(0, |ids| ids.uid);
+    let uid = call.uid();
     let begun = workers.run(&call, move |_| Writing::begin(plan, uid)).await?;
     let mut parked = Parked::new(workers, &call, begun);
     while let Some(batch) = gather(&mut input).await? {
@@ -375,38 +372,4 @@ pub(super) async fn write(
         parked = Parked::new(workers, &call, step.await?);
     }
     Ok(parked.step(|writing, _| writing.finish())?.await?)
-}
-
-/// What the client has sent by now; `None` when it has said all. Cancel safe.
-async fn gather(input: &mut Streaming<WriteIn>) -> Result<Option<Vec<Bytes>>, Status> {
-    let Some(first) = input.message().await? else {
-        return Ok(None);
-    };
-    let first = data(first)?;
-    let mut bytes = first.len();
-    let mut batch = vec![first];
-    while bytes < BATCH {
-        match input.message().now_or_never() {
-            Some(message) => match message? {
-                Some(message) => {
-                    let more = data(message)?;
-                    bytes += more.len();
-                    batch.push(more);
-                }
-                // The end is told again.
-                None => break,
-            },
-            None => break,
-        }
-    }
-    Ok(Some(batch))
-}
-
-fn data(message: WriteIn) -> Result<Bytes, Refusal> {
-    match message.m {
-        Some(M::Data(data)) if data.len() <= CHUNK_IN => Ok(data),
-        Some(M::Data(_)) => Err(field("data: at most 256 KiB in one message")),
-        Some(M::Start(_)) => Err(field("start: a second one")),
-        None => Err(field("a message without content")),
-    }
 }

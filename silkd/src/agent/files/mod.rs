@@ -13,7 +13,7 @@ use sandbox_protocol::{
         AgentPullRequest, AgentPushReply, AgentReadRequest, AgentRemoveReply, AgentRemoveRequest,
         AgentRenameReply, AgentRenameRequest, AgentReplaceRequest, AgentStatReply, AgentStatRequest,
         AgentWatchRequest, AgentWriteReply, FindOut, PullOut, PushIn, ReadOut, ReplaceOut, Resolve, WatchOut,
-        WriteIn, write_in,
+        WriteIn, push_in, write_in,
     },
 };
 use tonic::{Status, Streaming, codegen::BoxStream};
@@ -146,22 +146,35 @@ where
     Box::pin(stream.map_err(Status::from))
 }
 
-/// Not there yet.
+/// Unpacks an archive. Cancel safe: what was there stays.
+///
+/// # Errors
+/// Those of [`Files::push`](crate::fs::Files::push); `STREAM_LIMIT`.
 pub async fn push(
-    _parts: Arc<Parts>,
-    _ctx: ExecCtx,
-    _request: Streaming<PushIn>,
+    parts: Arc<Parts>,
+    ctx: ExecCtx,
+    mut request: Streaming<PushIn>,
 ) -> Result<AgentPushReply, Status> {
-    Err(Status::unimplemented("Push is not there yet"))
+    let seat = ctx.gate.input()?;
+    let first = request.message().await?.and_then(|message| message.m);
+    let Some(push_in::M::Start(start)) = first else {
+        return Err(no_start("Push").into());
+    };
+    let call = enter(&parts, ctx, start.resolve.as_ref(), Some(seat))?;
+    parts.files.push(call, &start, request).await
 }
 
-/// Not there yet.
+/// A tree as an archive. Cancel safe.
+///
+/// # Errors
+/// Those of [`Files::pull`](crate::fs::Files::pull).
 pub async fn pull(
-    _parts: Arc<Parts>,
-    _ctx: ExecCtx,
-    _request: AgentPullRequest,
+    parts: Arc<Parts>,
+    ctx: ExecCtx,
+    request: AgentPullRequest,
 ) -> Result<BoxStream<PullOut>, Status> {
-    Err(Status::unimplemented("Pull is not there yet"))
+    let call = enter(&parts, ctx, request.resolve.as_ref(), None)?;
+    Ok(boxed(parts.files.pull(call, &request).await?))
 }
 
 /// Not there yet.
