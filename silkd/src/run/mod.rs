@@ -37,6 +37,7 @@ mod pty;
 mod pump;
 mod runner;
 mod seat;
+pub mod session;
 mod shared;
 mod signals;
 mod spawn;

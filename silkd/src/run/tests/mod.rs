@@ -1,4 +1,4 @@
-//! Exec as a client sees it: the generated client and server over an in-process HTTP/2 connection, real programs.
+//! Exec and sessions as a client sees them: the generated client and server over an in-process HTTP/2 connection, real programs.
 
 mod children;
 mod detached;
@@ -6,6 +6,7 @@ mod ends;
 mod gathered;
 mod harness;
 mod memory;
+mod sessions;
 mod starts;
 mod streams;
 mod terminal;
