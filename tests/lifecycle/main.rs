@@ -31,3 +31,4 @@ mod stock;
 mod storm;
 mod streams;
 mod tls;
+mod tools;
