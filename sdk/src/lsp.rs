@@ -176,7 +176,7 @@ impl LspStream {
         self.pid
     }
 
-    /// It had a client before: messages that came meanwhile follow.
+    /// What it said while it had no client was held, and follows.
     #[must_use]
     pub fn resumed(&self) -> bool {
         self.resumed

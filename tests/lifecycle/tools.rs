@@ -106,7 +106,7 @@ async fn a_language_server_of_the_image_speaks_through_the_daemon() {
         }
     })
     .await;
-    assert!(again.resumed());
+    assert_eq!((again.server(), again.resumed()), (server, false));
     drop(again);
     let exit = sandbox.lsp_stop(server).await.unwrap().unwrap();
     assert_eq!(exit.how, How::Signal(15));

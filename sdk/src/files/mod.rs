@@ -3,10 +3,10 @@
 //! ```no_run
 //! # async fn example(sandbox: sandbox_sdk::Sandbox) -> Result<(), sandbox_sdk::Error> {
 //! let files = sandbox.files();
-//! files.write("/work/hello.txt").parents().bytes("hello\n").await?;
-//! assert_eq!(files.read("/work/hello.txt").bytes().await?, b"hello\n");
-//! files.push_dir("src", "/work/src").await?;
-//! files.pull_dir("/work/out", "out").await?;
+//! files.write("/srv/hello.txt").parents().bytes("hello\n").await?;
+//! assert_eq!(files.read("/srv/hello.txt").bytes().await?, b"hello\n");
+//! files.push_dir("src", "/srv/src").await?;
+//! files.pull_dir("/srv/out", "out").await?;
 //! # Ok(())
 //! # }
 //! ```

@@ -120,8 +120,8 @@ pub(crate) enum Verb {
     /// and a file its plain content; stdin is taken for an archive if DST is a directory, or ends with a slash.
     /// Modes are kept.
     #[command(
-        after_help = "Examples:\n  sandboxctl cp report.pdf sb_...:/tmp/\n  sandboxctl cp sb_...:/work/out ./out\n  \
-                      tar c src | sandboxctl cp - sb_...:/work/\n  sandboxctl cp sb_...:/etc/os-release -"
+        after_help = "Examples:\n  sandboxctl cp report.pdf sb_...:/tmp/\n  sandboxctl cp sb_...:/srv/out ./out\n  \
+                      tar c src | sandboxctl cp - sb_...:/srv/\n  sandboxctl cp sb_...:/etc/os-release -"
     )]
     Cp(CpArgs),
     /// List files of a sandbox.
