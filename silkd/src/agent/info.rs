@@ -28,7 +28,6 @@ pub fn info(agent: &Agent) -> AgentInfoReply {
         log_bytes,
         log_budget,
         conditions: agent.parts.control.conditions.list(),
-        // Sessions are not there yet.
-        ..AgentInfoReply::default()
+        sessions: agent.parts.control.runner.sessions(),
     }
 }

@@ -1,53 +1,90 @@
-//! sessions.
+//! Sessions: the first message decides, the rest is `run`'s.
 //!
-//! May call: agent, run.
+//! May call: agent, refusal, run.
 //! Never inside: work of its own.
-
-#![expect(clippy::unused_async, reason = "what is not there yet waits for nothing")]
 
 use std::sync::Arc;
 
-use sandbox_protocol::v1::{
-    AgentSessionCloseReply, AgentSessionCloseRequest, AgentSessionListReply, AgentSessionListRequest,
-    AgentSessionOpenReply, AgentSessionOpenRequest, SessionRunIn, SessionRunOut,
+use sandbox_protocol::{
+    reason::Reason,
+    v1::{
+        AgentSessionCloseReply, AgentSessionCloseRequest, AgentSessionListReply, AgentSessionListRequest,
+        AgentSessionOpenReply, AgentSessionOpenRequest, SessionRunIn, SessionRunOut, session_run_in::M,
+    },
 };
 use tonic::{Status, Streaming, codegen::BoxStream};
 
 use super::Parts;
-use crate::run::ExecCtx;
+use crate::{
+    refusal::Refusal,
+    run::{ExecCtx, Runner},
+};
 
-/// Not there yet.
+/// Opens one. Cancel safe: dropped, it leaves none.
+///
+/// # Errors
+/// Those of [`Runner::session_open`].
 pub async fn session_open(
-    _parts: Arc<Parts>,
-    _ctx: ExecCtx,
-    _request: AgentSessionOpenRequest,
+    parts: Arc<Parts>,
+    ctx: ExecCtx,
+    request: AgentSessionOpenRequest,
 ) -> Result<AgentSessionOpenReply, Status> {
-    Err(Status::unimplemented("SessionOpen is not there yet"))
+    Ok(parts.control.runner.session_open(ctx, request).await?)
 }
 
-/// Not there yet.
+/// Answers one command. Cancel safe: dropped, it cancels the command and leaves the session.
+///
+/// # Errors
+/// Those of [`start`].
 pub async fn session_run(
-    _parts: Arc<Parts>,
-    _ctx: ExecCtx,
-    _request: Streaming<SessionRunIn>,
+    parts: Arc<Parts>,
+    ctx: ExecCtx,
+    input: Streaming<SessionRunIn>,
 ) -> Result<BoxStream<SessionRunOut>, Status> {
-    Err(Status::unimplemented("SessionRun is not there yet"))
+    start(&parts.control.runner, ctx, input).await
 }
 
-/// Not there yet.
+/// Reads the start and begins. Cancel safe, as [`session_run`].
+///
+/// # Errors
+/// `INVALID_COMMAND` when the call does not begin with a start, and the reasons of [`Runner::session_run`].
+pub async fn start(
+    runner: &Runner,
+    ctx: ExecCtx,
+    mut input: Streaming<SessionRunIn>,
+) -> Result<BoxStream<SessionRunOut>, Status> {
+    let no_start = || {
+        let message = "the first message of a SessionRun is its start";
+        Refusal::new(Reason::InvalidCommand, message)
+    };
+    let first = input.message().await?.and_then(|message| message.m);
+    let Some(M::Start(start)) = first else {
+        return Err(no_start().into());
+    };
+    Ok(Box::pin(runner.session_run(ctx, start, input)?))
+}
+
+/// Those that are open.
+#[expect(clippy::unused_async, reason = "called like the others")]
 pub async fn session_list(
-    _parts: Arc<Parts>,
+    parts: Arc<Parts>,
     _ctx: ExecCtx,
     _request: AgentSessionListRequest,
 ) -> Result<AgentSessionListReply, Status> {
-    Err(Status::unimplemented("SessionList is not there yet"))
+    Ok(AgentSessionListReply {
+        sessions: parts.control.runner.session_list(),
+    })
 }
 
-/// Not there yet.
+/// Ends one. Cancel safe: it ends all the same.
+///
+/// # Errors
+/// Those of [`Runner::session_close`].
 pub async fn session_close(
-    _parts: Arc<Parts>,
+    parts: Arc<Parts>,
     _ctx: ExecCtx,
-    _request: AgentSessionCloseRequest,
+    request: AgentSessionCloseRequest,
 ) -> Result<AgentSessionCloseReply, Status> {
-    Err(Status::unimplemented("SessionClose is not there yet"))
+    parts.control.runner.session_close(&request.session).await?;
+    Ok(AgentSessionCloseReply {})
 }

@@ -102,6 +102,11 @@ impl Child {
         Ok(wires)
     }
 
+    /// Its entry.
+    pub(super) const fn job(&self) -> &Arc<Job> {
+        &self.job
+    }
+
     /// Its number in the table: never reused in the guest's life.
     #[must_use]
     pub fn id(&self) -> u64 {

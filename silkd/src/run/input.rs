@@ -146,7 +146,7 @@ impl<M: Into<Fed>> Source<M> {
 }
 
 /// What the client sent is no message. Nobody reads this if it is gone.
-fn broken(status: &Status) -> Refusal {
+pub(super) fn broken(status: &Status) -> Refusal {
     refuse(Reason::InvalidCommand, status.message())
 }
 
@@ -369,7 +369,11 @@ fn accept(message: Fed, job: &Arc<Job>, stdin: &mut Stdin) -> Result<(), Refusal
     }
 }
 
-fn wanted(wanted: Signal) -> Result<(Number, Scope), Refusal> {
+/// A signal and whom it is for.
+///
+/// # Errors
+/// `INVALID_SIGNAL`.
+pub(super) fn wanted(wanted: Signal) -> Result<(Number, Scope), Refusal> {
     let number = number_of(wanted.number)?;
     Ok((number, scope_of(wanted.scope, Scope::Group)?))
 }

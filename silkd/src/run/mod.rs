@@ -33,6 +33,7 @@ mod pty;
 mod pump;
 mod runner;
 mod seat;
+pub mod session;
 mod shared;
 mod signals;
 mod spawn;

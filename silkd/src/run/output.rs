@@ -84,6 +84,11 @@ impl Output {
         }
     }
 
+    /// From now on what comes counts again.
+    pub(super) fn go_on(&mut self) {
+        self.left = None;
+    }
+
     /// What is to become of the pipe when others still write to it. A terminal is none of theirs any more: the kernel
     /// hung it up when its leader ended.
     pub(super) fn into_chore(self) -> Option<Chore> {

@@ -197,7 +197,7 @@ impl Runner {
     }
 
     /// Lets go all that is kept of programs that have ended, what others have said so far, and what was read of the
-    /// guest's files.
+    /// guest's files. Ends the sessions.
     pub fn forget_exited(&self) {
         self.shared.forget_exited();
     }
@@ -218,6 +218,7 @@ impl Runner {
     /// [`exec`](Self::exec) are refused. Repeating it is harmless.
     pub async fn stop(&self, grace: Duration) {
         self.shared.end_all(grace).await;
+        self.shared.sessions().stop().await;
         let own = self.own.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(own) = own {
             own.reaper.abort();

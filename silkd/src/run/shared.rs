@@ -24,6 +24,7 @@ use super::{
     leaf::{self, Work},
     logs::Logs,
     pty::Seats,
+    session,
     spawn::Order,
     table::{Name, Table, Taken},
     users::Users,
@@ -49,6 +50,7 @@ pub(super) struct Shared {
     memory_events: Option<OwnedFd>,
     null: OwnedFd,
     ttys: Seats,
+    sessions: session::Table,
     orders: Mutex<Option<mpsc::Sender<Order>>>,
     jobs: Mutex<Jobs>,
     /// Added to the time since the boot by tests, which do not wait for what is kept to expire.
@@ -79,6 +81,7 @@ impl Shared {
             users: Users::default(),
             null,
             ttys: Seats::default(),
+            sessions: session::Table::default(),
             orders: Mutex::new(Some(orders)),
             jobs: Mutex::new(Jobs {
                 table: Table::new(EXITED_KEPT),
@@ -167,6 +170,10 @@ impl Shared {
 
     pub(super) const fn ttys(&self) -> &Seats {
         &self.ttys
+    }
+
+    pub(super) const fn sessions(&self) -> &session::Table {
+        &self.sessions
     }
 
     pub(super) const fn chores(&self) -> &Arc<Chores> {
@@ -262,6 +269,7 @@ impl Shared {
         gone.into_iter().for_each(|id| self.logs.remove(id));
         self.logs.clear();
         self.users.forget();
+        self.sessions.forget();
     }
 
     /// Stops every process of every program, or lets them go on.

@@ -21,9 +21,11 @@ use sandbox_protocol::{
     limits::{GUEST_CONNECTION_WINDOW, LINK_FRAME, SEND_BUFFER, STREAM_WINDOW},
     reason::Reason,
     v1::{
-        AgentInfoReply, AgentInfoRequest, AgentLogsRequest, AgentRunReply, AgentRunRequest, AgentSpawnReply,
-        AgentSpawnRequest, AgentWaitRequest, AttachIn, AttachOut, AttachStart, Attached, Command, EnvVar,
-        ExecIn, ExecOut, ExecStart, Exit, LogChunk, LogFrom, LogGap, LogsOut, ProcessRef, Started,
+        AgentInfoReply, AgentInfoRequest, AgentLogsRequest, AgentRunReply, AgentRunRequest,
+        AgentSessionCloseReply, AgentSessionCloseRequest, AgentSessionOpenReply, AgentSessionOpenRequest,
+        AgentSpawnReply, AgentSpawnRequest, AgentWaitRequest, AttachIn, AttachOut, AttachStart, Attached,
+        Command, EnvVar, ExecIn, ExecOut, ExecStart, Exit, LogChunk, LogFrom, LogGap, LogsOut, ProcessRef,
+        SessionRunIn, SessionRunOut, Started,
         agent_client::AgentClient,
         agent_server::{Agent, AgentServer},
         attach_in, attach_out, exec_in, exec_out, exit, log_from, logs_out, process_ref,
@@ -82,6 +84,30 @@ impl Agent for Served {
         let start = agent::exec::start(&self.runner, self.ctx()?, request.into_inner());
         let stream = Box::pin(start).await?;
         Ok(Response::new(Box::pin(stream)))
+    }
+
+    async fn session_open(
+        &self,
+        request: Request<AgentSessionOpenRequest>,
+    ) -> Result<Response<AgentSessionOpenReply>, Status> {
+        let opened = self.runner.session_open(self.ctx()?, request.into_inner());
+        Ok(Response::new(opened.await?))
+    }
+
+    async fn session_run(
+        &self,
+        request: Request<Streaming<SessionRunIn>>,
+    ) -> Result<Response<BoxStream<SessionRunOut>>, Status> {
+        let stream = agent::sessions::start(&self.runner, self.ctx()?, request.into_inner());
+        Ok(Response::new(stream.await?))
+    }
+
+    async fn session_close(
+        &self,
+        request: Request<AgentSessionCloseRequest>,
+    ) -> Result<Response<AgentSessionCloseReply>, Status> {
+        self.runner.session_close(&request.into_inner().session).await?;
+        Ok(Response::new(AgentSessionCloseReply {}))
     }
 
     async fn run(&self, request: Request<AgentRunRequest>) -> Result<Response<AgentRunReply>, Status> {
@@ -171,7 +197,7 @@ impl Drop for OwnCgroup {
     }
 }
 
-fn own_cgroup() -> OwnCgroup {
+pub(super) fn own_cgroup() -> OwnCgroup {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
     let root = mounts.lines().find_map(|line| {
