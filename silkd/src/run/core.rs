@@ -221,6 +221,10 @@ impl Core {
                 return Poll::Ready(Event::Said(side, bytes));
             }
         }
+        if !settled && ended.is_some() {
+            // A terminal may have been found empty just now.
+            self.tell_of_leader();
+        }
         if !settled || !self.outputs.iter().all(Output::is_over) {
             return Poll::Pending;
         }
@@ -236,16 +240,18 @@ impl Core {
 
     /// The leader has ended, what it left behind goes on: its end is told once all that it said was read.
     fn tell_of_leader(&mut self) {
-        let pending = |place: usize| self.outputs.get(place).map_or(0, Output::pending);
         let said = self.said();
-        let [out, err] = said;
-        let owed = *self
-            .owed
-            .get_or_insert_with(|| [out + pending(0), err + pending(1)]);
+        if self.owed.is_none() {
+            let pending = |place: usize| self.outputs.get(place).map_or(0, Output::pending);
+            let [out, err] = said;
+            self.owed = Some([out + pending(0), err + pending(1)]);
+            self.outputs.iter_mut().for_each(Output::probe);
+        }
+        let owed = self.owed.unwrap_or(said);
         let read = self.outputs.iter().zip(said.into_iter().zip(owed));
         let all = read
             .into_iter()
-            .all(|(output, (said, owed))| said >= owed || output.is_over());
+            .all(|(output, (said, owed))| (said >= owed && !output.probes()) || output.is_over());
         if all && self.job.record().is_none() {
             self.job.publish(said);
         }
