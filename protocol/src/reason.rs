@@ -127,6 +127,7 @@ reasons! {
     SessionEnded = "SESSION_ENDED", FailedPrecondition, 0, "its shell has ended: open another session";
     GitMissing = "GIT_MISSING", FailedPrecondition, 0, "install git in the image";
     GitFailed = "GIT_FAILED", FailedPrecondition, 0, "the message holds git's exit code and the end of what it said";
+    LspBroken = "LSP_BROKEN", FailedPrecondition, 0, "what its file in /etc/silkd/lsp.d starts is no language server on stdin and stdout: correct its arguments";
     RenewFailed = "RENEW_FAILED", FailedPrecondition, 0, "the message names the step or the hook: mend the image, and destroy this guest";
     QuiesceBusy = "QUIESCE_BUSY", FailedPrecondition, 0, "end what is open first; the message lists it";
     ProcessLimit = "PROCESS_LIMIT", ResourceExhausted, 1_000, "end programs first: at most 1024 run, and the guest's pids limit holds";

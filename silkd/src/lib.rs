@@ -23,5 +23,6 @@ pub mod server;
 pub mod start;
 pub mod sys;
 pub mod tasks;
+pub mod tools;
 
 pub use start::main;

@@ -1,7 +1,7 @@
 //! Start and stop of the agent: who runs, and in which order they end.
 //!
 //! May call: agent, clock, conditions, control, events, fs, gate, link, places, refusal, relay, run,
-//! server, tasks.
+//! server, tasks, tools.
 //! Never inside: a call's work.
 
 use std::{io, path::PathBuf, sync::Arc, time::Duration};
@@ -32,6 +32,7 @@ use crate::{
     run::{RunConfig, RunError, Runner},
     server::Server,
     tasks,
+    tools::lsp::Lsp,
 };
 
 /// From TERM to KILL of the programs that run when silkd stops.
@@ -152,12 +153,14 @@ impl Running {
         };
         let (control, actor) = Control::new(parts.clone());
         let facts = control.facts().clone();
+        let languages = parts.places.etc_silkd.join("lsp.d");
         let files = Files::default();
         let agent_parts = agent::Parts {
             control: parts,
             files: files.clone(),
             base_env,
             relay: Relay::default(),
+            lsp: Lsp::new(languages),
             pid1: setup.pid1,
             started,
         };

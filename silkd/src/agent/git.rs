@@ -1,9 +1,4 @@
-//! git.
-//!
-//! May call: agent, run.
-//! Never inside: work of its own.
-
-#![expect(clippy::unused_async, reason = "what is not there yet waits for nothing")]
+//! Git: the work is `tools`'.
 
 use std::sync::Arc;
 
@@ -15,76 +10,79 @@ use sandbox_protocol::v1::{
 use tonic::{Status, codegen::BoxStream};
 
 use super::Parts;
-use crate::run::ExecCtx;
+use crate::{run::ExecCtx, tools::git};
 
-/// Not there yet.
+/// See [`git::clone`].
 pub async fn git_clone(
-    _parts: Arc<Parts>,
-    _ctx: ExecCtx,
-    _request: AgentGitCloneRequest,
+    parts: Arc<Parts>,
+    ctx: ExecCtx,
+    request: AgentGitCloneRequest,
 ) -> Result<BoxStream<GitOut>, Status> {
-    Err(Status::unimplemented("GitClone is not there yet"))
+    Ok(git::clone(&parts.control.runner, ctx, request).await?)
 }
 
-/// Not there yet.
+/// See [`git::status`].
 pub async fn git_status(
-    _parts: Arc<Parts>,
-    _ctx: ExecCtx,
-    _request: AgentGitStatusRequest,
+    parts: Arc<Parts>,
+    ctx: ExecCtx,
+    request: AgentGitStatusRequest,
 ) -> Result<AgentGitStatusReply, Status> {
-    Err(Status::unimplemented("GitStatus is not there yet"))
+    Ok(git::status(&parts.control.runner, ctx, request).await?)
 }
 
-/// Not there yet.
+/// See [`git::add`].
 pub async fn git_add(
-    _parts: Arc<Parts>,
-    _ctx: ExecCtx,
-    _request: AgentGitAddRequest,
+    parts: Arc<Parts>,
+    ctx: ExecCtx,
+    request: AgentGitAddRequest,
 ) -> Result<AgentGitAddReply, Status> {
-    Err(Status::unimplemented("GitAdd is not there yet"))
+    git::add(&parts.control.runner, ctx, request).await?;
+    Ok(AgentGitAddReply {})
 }
 
-/// Not there yet.
+/// See [`git::commit`].
 pub async fn git_commit(
-    _parts: Arc<Parts>,
-    _ctx: ExecCtx,
-    _request: AgentGitCommitRequest,
+    parts: Arc<Parts>,
+    ctx: ExecCtx,
+    request: AgentGitCommitRequest,
 ) -> Result<AgentGitCommitReply, Status> {
-    Err(Status::unimplemented("GitCommit is not there yet"))
+    let head = git::commit(&parts.control.runner, ctx, request).await?;
+    Ok(AgentGitCommitReply { head })
 }
 
-/// Not there yet.
+/// See [`git::push`].
 pub async fn git_push(
-    _parts: Arc<Parts>,
-    _ctx: ExecCtx,
-    _request: AgentGitPushRequest,
+    parts: Arc<Parts>,
+    ctx: ExecCtx,
+    request: AgentGitPushRequest,
 ) -> Result<BoxStream<GitOut>, Status> {
-    Err(Status::unimplemented("GitPush is not there yet"))
+    Ok(git::push(&parts.control.runner, ctx, request).await?)
 }
 
-/// Not there yet.
+/// See [`git::pull`].
 pub async fn git_pull(
-    _parts: Arc<Parts>,
-    _ctx: ExecCtx,
-    _request: AgentGitPullRequest,
+    parts: Arc<Parts>,
+    ctx: ExecCtx,
+    request: AgentGitPullRequest,
 ) -> Result<BoxStream<GitOut>, Status> {
-    Err(Status::unimplemented("GitPull is not there yet"))
+    Ok(git::pull(&parts.control.runner, ctx, request).await?)
 }
 
-/// Not there yet.
+/// See [`git::branch`].
 pub async fn git_branch(
-    _parts: Arc<Parts>,
-    _ctx: ExecCtx,
-    _request: AgentGitBranchRequest,
+    parts: Arc<Parts>,
+    ctx: ExecCtx,
+    request: AgentGitBranchRequest,
 ) -> Result<AgentGitBranchReply, Status> {
-    Err(Status::unimplemented("GitBranch is not there yet"))
+    Ok(git::branch(&parts.control.runner, ctx, request).await?)
 }
 
-/// Not there yet.
+/// See [`git::checkout`].
 pub async fn git_checkout(
-    _parts: Arc<Parts>,
-    _ctx: ExecCtx,
-    _request: AgentGitCheckoutRequest,
+    parts: Arc<Parts>,
+    ctx: ExecCtx,
+    request: AgentGitCheckoutRequest,
 ) -> Result<AgentGitCheckoutReply, Status> {
-    Err(Status::unimplemented("GitCheckout is not there yet"))
+    let head = git::checkout(&parts.control.runner, ctx, request).await?;
+    Ok(AgentGitCheckoutReply { head })
 }

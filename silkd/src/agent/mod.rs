@@ -1,6 +1,6 @@
 //! `Agent`: what a claimer uses. Decode, call, map the error.
 //!
-//! May call: agent/*, clock, control, fs, gate, refusal, relay, run.
+//! May call: agent/*, clock, control, fs, gate, refusal, relay, run, tools.
 //! Never inside: work of its own.
 //! Cancel safety: a call that is dropped drops its stream's guard, which acts at once.
 
@@ -22,6 +22,7 @@ use crate::{
     control::{Facts, Parts as ControlParts},
     fs::Files,
     relay::Relay,
+    tools::lsp::Lsp,
 };
 
 /// What the service is made of.
@@ -35,6 +36,8 @@ pub struct Parts {
     pub base_env: Arc<Vec<EnvVar>>,
     /// The forwards that are open.
     pub relay: Relay,
+    /// The language servers that run.
+    pub lsp: Lsp,
     /// False in test mode.
     pub pid1: bool,
     /// When silkd started, since the machine's boot.

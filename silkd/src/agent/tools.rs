@@ -1,17 +1,15 @@
 //! Ports and language servers: the first message decides, the rest is `relay`'s and `tools`'.
 
-#![expect(clippy::unused_async, reason = "what is not there yet waits for nothing")]
-
 use std::sync::Arc;
 
 use sandbox_protocol::{
     reason::Reason,
-    v1::{AgentLspStopReply, AgentLspStopRequest, LspIn, LspOut, PortForwardIn, port_forward_in},
+    v1::{AgentLspStopReply, AgentLspStopRequest, LspIn, PortForwardIn, lsp_in, port_forward_in},
 };
-use tonic::{Status, Streaming, codegen::BoxStream};
+use tonic::{Status, Streaming};
 
 use super::Parts;
-use crate::{refusal::Refusal, relay::ForwardStream, run::ExecCtx};
+use crate::{refusal::Refusal, relay::ForwardStream, run::ExecCtx, tools::lsp::LspStream};
 
 /// Connects to a port of the guest. Cancel safe: dropped, it leaves no connection.
 ///
@@ -30,20 +28,32 @@ pub async fn port_forward(
     Ok(parts.relay.forward(ctx.gate, open, input).await?)
 }
 
-/// Not there yet.
+/// Starts a language server, or comes back to one. Cancel safe.
+///
+/// # Errors
+/// `FIELD_INVALID` when the call does not begin with a start, and the reasons of [`crate::tools::lsp::Lsp::open`].
 pub async fn lsp_open(
-    _parts: Arc<Parts>,
-    _ctx: ExecCtx,
-    _request: Streaming<LspIn>,
-) -> Result<BoxStream<LspOut>, Status> {
-    Err(Status::unimplemented("LspOpen is not there yet"))
+    parts: Arc<Parts>,
+    ctx: ExecCtx,
+    mut input: Streaming<LspIn>,
+) -> Result<LspStream, Status> {
+    let first = input.message().await?.and_then(|message| message.m);
+    let Some(lsp_in::M::Start(start)) = first else {
+        let message = "the first message of an LspOpen is its start";
+        return Err(Refusal::new(Reason::FieldInvalid, message).into());
+    };
+    Ok(parts.lsp.open(&parts.control.runner, ctx, start, input).await?)
 }
 
-/// Not there yet.
+/// Ends a language server. Cancel safe: it ends all the same.
+///
+/// # Errors
+/// `LSP_UNKNOWN`.
 pub async fn lsp_stop(
-    _parts: Arc<Parts>,
+    parts: Arc<Parts>,
     _ctx: ExecCtx,
-    _request: AgentLspStopRequest,
+    request: AgentLspStopRequest,
 ) -> Result<AgentLspStopReply, Status> {
-    Err(Status::unimplemented("LspStop is not there yet"))
+    let exit = parts.lsp.stop(request.server).await?;
+    Ok(AgentLspStopReply { exit: Some(exit) })
 }

@@ -445,8 +445,14 @@ async fn an_exec_at_a_terminal_can_be_left_and_found_again() {
 #[tokio::test]
 async fn a_detached_leader_is_waited_for_and_not_what_it_left() {
     let guest = Guest::start();
-    let script = "seq 1 20000; setsid sh -c 'trap \"\" HUP; exec sleep 1000' & seq 1 9; exit 7";
-    let mut request = spawned_at_a_terminal(sh(script));
+    let dir = tempfile::tempdir().unwrap();
+    let deaf = dir.path().join("deaf");
+    // The kernel hangs up as the leader ends: by then its child has to have left the session.
+    let script = "seq 1 20000; setsid sh -c 'trap \"\" HUP; touch \"$DEAF\"; exec sleep 1000' & \
+        while ! test -e \"$DEAF\"; do sleep 0.01; done; seq 1 9; exit 7";
+    let mut wanted = sh(script);
+    wanted.env = vec![var(b"DEAF", deaf.to_str().unwrap().as_bytes())];
+    let mut request = spawned_at_a_terminal(wanted);
     request.keep_stdin = false;
     let spawned = guest.spawn(request).await.unwrap();
     let wait = AgentWaitRequest {
