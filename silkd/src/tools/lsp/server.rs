@@ -179,7 +179,6 @@ fn wake(mut state: MutexGuard<'_, State>) {
 pub(super) struct Pipes {
     stdin: Option<AsyncFd<OwnedFd>>,
     stdout: Option<AsyncFd<OwnedFd>>,
-    stderr: Option<AsyncFd<OwnedFd>>,
 }
 
 impl Pipes {
@@ -187,7 +186,6 @@ impl Pipes {
         Self {
             stdin: child.stdin.take(),
             stdout: child.stdout.take(),
-            stderr: child.stderr.take(),
         }
     }
 }
@@ -214,7 +212,6 @@ pub(super) async fn run(server: Arc<Server>, pipes: Pipes, messages: mpsc::Recei
             message = actor.messages.recv(), if has_input => actor.writing = message.map(Writing::new),
             () = write(&mut actor.pipes.stdin, &mut actor.writing) => {}
             bytes = read(&mut actor.pipes.stdout), if room => actor.heard(bytes),
-            _log = read(&mut actor.pipes.stderr) => {}
         }
     }
 }
