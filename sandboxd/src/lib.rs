@@ -20,6 +20,7 @@ pub mod image;
 pub mod journal;
 pub mod link;
 pub mod names;
+pub mod net;
 pub mod pool;
 pub mod random;
 pub mod recover;

@@ -208,6 +208,70 @@ pub fn passed_sockets(count: u16) -> io::Result<Vec<OwnedFd>> {
         .collect()
 }
 
+/// Moves the calling thread, and it alone, into a network namespace of its own.
+///
+/// # Errors
+/// The kernel's: EPERM without the right to, EINVAL where it has no namespaces.
+pub fn new_network_namespace() -> io::Result<()> {
+    // SAFETY: this flag changes what the thread's later sockets belong to; memory and descriptors stay as they are. rustix's
+    // call is unsafe for the sake of other flags.
+    Ok(unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET) }?)
+}
+
+/// Makes an open `/dev/net/tun` the queue of a TAP, which is made if there is none of that name in the namespace of the
+/// thread that opened it. Frames come and go plain, with nothing before them. The link outlives the descriptor.
+///
+/// # Errors
+/// The kernel's: EBUSY while another process has its queue, EPERM without the right to, EINVAL for a name that is too
+/// long or that of another kind of link.
+pub fn attach_tap(tun: impl AsFd, name: &str) -> io::Result<()> {
+    let flags = libc::c_short::try_from(libc::IFF_TAP | libc::IFF_NO_PI).map_err(io::Error::other)?;
+    let mut request = libc::ifreq {
+        ifr_name: [0; libc::IFNAMSIZ],
+        ifr_ifru: libc::__c_anonymous_ifr_ifru { ifru_flags: flags },
+    };
+    // The last byte stays NUL.
+    if name.len() >= libc::IFNAMSIZ {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    for (place, byte) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *place = byte.cast_signed();
+    }
+    let tun = tun.as_fd().as_raw_fd();
+    // SAFETY: the kernel reads and writes one `ifreq`, which lives through the call. rustix has no call for it.
+    if unsafe { libc::ioctl(tun, libc::TUNSETIFF, &raw mut request) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: this request takes its argument by value and touches no memory. rustix has no call for it.
+    if unsafe { libc::ioctl(tun, libc::TUNSETPERSIST, 1) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// Binds a socket to one interface of its namespace: it hears what comes by it alone, and what it sends leaves by it.
+///
+/// # Errors
+/// The kernel's: ENODEV if there is none of that name, EPERM without the right to.
+pub fn bind_to_interface(socket: impl AsFd, name: &str) -> io::Result<()> {
+    let length = libc::socklen_t::try_from(name.len()).map_err(io::Error::other)?;
+    // SAFETY: the kernel reads `length` bytes of the name, which has that many. rustix 1.1 does not have this option.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_BINDTODEVICE,
+            name.as_ptr().cast(),
+            length,
+        )
+    };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
