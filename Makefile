@@ -30,7 +30,7 @@ PROGRAMS := --package sandboxd --package silkd --package sandbox-sdk --features 
 ALL := --workspace --features sandbox-sdk/cli
 NEXTEST := $(shell cargo nextest --version >/dev/null 2>&1 && echo yes)
 # Neither root, QEMU nor apt.
-QUICK := not (package(sandbox-tests) and (binary(guest) or binary(image)))
+QUICK := not (package(sandbox-tests) and (binary(guest) or binary(image) or binary(net)))
 
 .PHONY: help deps build image demo lint test test-all test-quick test-build bench soak fuzz install clean
 

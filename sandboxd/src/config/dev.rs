@@ -7,7 +7,9 @@ use std::{
 
 use super::{
     Host,
-    check::{default_name, engine_default, log_default, node_default, sizes_default, template_default},
+    check::{
+        default_name, engine_default, log_default, net_default, node_default, sizes_default, template_default,
+    },
     pool::PoolFields,
     types::{Access, Config, Engine, ImageName, Journal, Listen, Node, PoolConfig, Stub, Sync, Template},
     values,
@@ -112,6 +114,7 @@ impl Config {
                 stub,
                 ..engine_default()
             },
+            net: net_default(),
             journal: Journal { sync: Sync::Auto },
             log: log_default(),
             access: Access {

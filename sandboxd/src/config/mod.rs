@@ -27,7 +27,7 @@ pub use self::{
     pool::{PoolFault, PoolFields},
     reload::{Diff, diff, in_force},
     types::{
-        AccelWish, Access, Config, Engine, ImageName, Journal, Listen, Log, LogFormat, Node, PoolConfig,
+        AccelWish, Access, Config, Engine, ImageName, Journal, Listen, Log, LogFormat, Net, Node, PoolConfig,
         Role, Stub, StubAgent, Sync, Tcp, Template, Tenant, TenantPools, Tls, Token,
     },
 };

@@ -54,6 +54,8 @@ pub fn diff(old: &Config, new: &Config) -> Diff {
         engine.stub.agent,
         engine.stub.silkd,
         engine.stub.faults,
+        net.namespace,
+        net.slots,
         journal.sync,
     );
     tcp(old.listen.tcp.as_ref(), new.listen.tcp.as_ref(), &mut diff);
@@ -103,6 +105,7 @@ pub fn in_force(old: &Config, new: &Config) -> Config {
             ..old.listen.clone()
         },
         engine: old.engine.clone(),
+        net: old.net.clone(),
         journal: old.journal.clone(),
         log: Log {
             filter: new.log.filter.clone(),

@@ -19,6 +19,8 @@ pub struct Config {
     pub listen: Listen,
     /// What runs the guests.
     pub engine: Engine,
+    /// The network of lane guarded.
+    pub net: Net,
     /// The journal.
     pub journal: Journal,
     /// The log.
@@ -149,6 +151,15 @@ pub enum StubAgent {
     Process,
     /// The daemon itself; for load tests.
     InProcess,
+}
+
+/// `[net]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Net {
+    /// Network namespace that all TAPs live in; one daemon each.
+    pub namespace: Name,
+    /// Sandboxes of lane guarded at most; 0: the lane is off, and nothing of the network is touched.
+    pub slots: u16,
 }
 
 /// `[journal]`.

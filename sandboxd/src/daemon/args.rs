@@ -54,6 +54,9 @@ pub enum Command {
     /// Read a journal; the daemon need not run.
     #[command(subcommand)]
     Journal(Journal),
+    /// The network of lane guarded; the daemon need not run.
+    #[command(subcommand)]
+    Net(Net),
     /// Access tokens.
     #[command(subcommand)]
     Token(Token),
@@ -162,6 +165,26 @@ pub struct JournalArgs {
     /// Only what concerns this sandbox.
     #[arg(long, value_name = "ID")]
     pub sandbox: Option<String>,
+}
+
+/// `sandboxd net`.
+#[derive(Debug, Subcommand)]
+pub enum Net {
+    /// Make what is missing of namespace and packet filter; needs root. Does nothing where the lane is off.
+    Prepare(NetArgs),
+    /// Drop the namespace with every network card in it; needs root.
+    Purge(NetArgs),
+}
+
+/// Options of `sandboxd net`.
+#[derive(Debug, ClapArgs)]
+pub struct NetArgs {
+    /// The configuration file; without it the default one if it is there, else the defaults.
+    #[arg(long, value_name = "FILE", conflicts_with = "namespace")]
+    pub config: Option<PathBuf>,
+    /// This namespace, whatever the configuration says.
+    #[arg(long, value_name = "NAME")]
+    pub namespace: Option<Name>,
 }
 
 /// `sandboxd token`.
@@ -290,6 +313,9 @@ mod tests {
             "sandboxd doctor",
             "sandboxd journal cat --state-dir D --sandbox sb_x",
             "sandboxd journal check",
+            "sandboxd net prepare",
+            "sandboxd net prepare --config /x --json",
+            "sandboxd net purge --namespace n",
             "sandboxd token new --name ci",
             "sandboxd --json token new --name ci --role tenant --tenant acme",
         ] {
@@ -302,6 +328,9 @@ mod tests {
             "sandboxd serve --dev --warm 5000",
             "sandboxd serve --dev --engine xen",
             "sandboxd token new --name ci --role tenant",
+            "sandboxd net",
+            "sandboxd net purge --namespace N",
+            "sandboxd net prepare --config /x --namespace n",
             "sandboxd token new --name Bad",
         ] {
             assert!(parse(line).is_err(), "{line}");

@@ -1,4 +1,5 @@
-//! Commands that work beside a dead daemon: they read what lies on the disk, and change nothing but what they print.
+//! Commands that work beside a dead daemon. But for `net`, they read what lies on the disk, and change nothing but what
+//! they print.
 
 use std::{
     path::{Path, PathBuf},
@@ -9,7 +10,7 @@ use serde_json::json;
 
 use super::{
     FAILED,
-    args::{Journal, JournalArgs, RoleArg, Token},
+    args::{Journal, JournalArgs, Net, RoleArg, Token},
     engines,
     print::{Printer, Refusal, StartReason},
 };
@@ -18,7 +19,8 @@ use crate::{
     config::{self, Config},
     doctor::{self, Verdict},
     journal::{self, OpenError, Report, RowState, Torn},
-    random,
+    net, random,
+    words::Name,
 };
 
 /// Done, unless whoever read the output is gone.
@@ -42,20 +44,26 @@ pub(super) fn check_config(file: &Path, printer: Printer) -> ExitCode {
     }
 }
 
-pub(super) fn doctor(file: Option<PathBuf>, printer: Printer) -> ExitCode {
-    let host = config::Host::look();
+/// The configuration that a command goes by: the file that was named, else the default one if it is there, else the
+/// defaults. Its mistakes are told.
+fn config(file: Option<PathBuf>, host: &config::Host, printer: Printer) -> Result<Config, ExitCode> {
     let default = Path::new(config::DEFAULT_FILE);
     let config = match file {
-        Some(file) => Config::read(&file, &host),
-        None if default.exists() => Config::read(default, &host),
-        None => Ok(Config::defaults(&host)),
+        Some(file) => Config::read(&file, host),
+        None if default.exists() => Config::read(default, host),
+        None => Ok(Config::defaults(host)),
     };
-    let config = match config {
+    config.map_err(|error| {
+        printer.config_error(&error);
+        ExitCode::from(FAILED)
+    })
+}
+
+pub(super) fn doctor(file: Option<PathBuf>, printer: Printer) -> ExitCode {
+    let host = config::Host::look();
+    let config = match config(file, &host, printer) {
         Ok(config) => config,
-        Err(error) => {
-            printer.config_error(&error);
-            return ExitCode::from(FAILED);
-        }
+        Err(code) => return code,
     };
     let checks = doctor::judge(&doctor::look(&config, &host, engines::given(&config)));
     let fails = checks.iter().any(|check| check.verdict == Verdict::Fail);
@@ -175,6 +183,49 @@ fn cat(args: &JournalArgs, printer: Printer) -> ExitCode {
     ExitCode::SUCCESS
 }
 
+pub(super) fn net(command: &Net, printer: Printer) -> ExitCode {
+    let (Net::Prepare(args) | Net::Purge(args)) = command;
+    let (namespace, wanted) = match &args.namespace {
+        Some(namespace) => (namespace.clone(), true),
+        None => match config(args.config.clone(), &config::Host::look(), printer) {
+            Ok(config) => (config.net.namespace, config.net.slots > 0),
+            Err(code) => return code,
+        },
+    };
+    let outcome = match command {
+        Net::Prepare(_) if !wanted => Ok((
+            json!({ "namespace": namespace, "off": true }),
+            "lane guarded is off (net.slots = 0): nothing to prepare".to_owned(),
+        )),
+        Net::Prepare(_) => net::prepare(&namespace).map(|done| prepared(&namespace, done)),
+        Net::Purge(_) => net::purge(&namespace).map(|there| {
+            let text = if there { "dropped" } else { "not there" };
+            (
+                json!({ "namespace": namespace, "dropped": there }),
+                format!("{namespace}: {text}"),
+            )
+        }),
+    };
+    match outcome {
+        Ok((value, text)) => printed(printer.result(&value, &text)),
+        Err(error) => {
+            printer.refusal(&super::lane::refusal(&namespace, &error));
+            ExitCode::from(FAILED)
+        }
+    }
+}
+
+fn prepared(namespace: &Name, done: net::Prepared) -> (serde_json::Value, String) {
+    let net::Prepared { made, held, taps } = done;
+    let value = json!({ "namespace": namespace, "off": false, "made": made, "held": held, "taps": taps });
+    let text = match (made, held) {
+        (_, true) => "a running daemon keeps it in order",
+        (true, false) => "made, packet filter in force",
+        (false, false) => "there, packet filter in force",
+    };
+    (value, format!("{namespace}: {text}, {taps} network cards"))
+}
+
 pub(super) fn token(command: Token, printer: Printer) -> ExitCode {
     let Token::New { name, role, tenant } = command;
     let token = AccessToken::from_random(&random::bytes());
@@ -193,7 +244,7 @@ pub(super) fn token(command: Token, printer: Printer) -> ExitCode {
     );
     let value = json!({
         "token": token.as_str(), "name": name.as_str(), "sha256": sha256, "role": role,
-        "tenant": tenant.as_ref().map(crate::words::Name::as_str),
+        "tenant": tenant.as_ref().map(Name::as_str),
     });
     printed(printer.result(&value, &text))
 }

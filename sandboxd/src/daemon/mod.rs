@@ -9,6 +9,7 @@ mod behind;
 mod commands;
 mod engines;
 mod host;
+mod lane;
 mod listen;
 pub mod notify;
 pub mod print;
@@ -53,6 +54,7 @@ pub fn main() -> ExitCode {
         Command::CheckConfig { file } => commands::check_config(&file, printer),
         Command::Doctor { config } => commands::doctor(config, printer),
         Command::Journal(journal) => commands::journal(journal, printer),
+        Command::Net(net) => commands::net(&net, printer),
         Command::Token(token) => commands::token(token, printer),
     }
 }

@@ -28,6 +28,12 @@ pub enum StartReason {
     EngineMissing,
     /// There is no image.
     ImageNotFound,
+    /// It needs rights that this process does not have.
+    NeedsRoot,
+    /// Another daemon has the network namespace.
+    NetHeld,
+    /// The network of lane guarded cannot be had.
+    NetUnavailable,
     /// Something of the host failed.
     HostFault,
 }
@@ -43,6 +49,9 @@ impl StartReason {
             Self::JournalDamaged => "JOURNAL_DAMAGED",
             Self::EngineMissing => "ENGINE_MISSING",
             Self::ImageNotFound => "IMAGE_NOT_FOUND",
+            Self::NeedsRoot => "NEEDS_ROOT",
+            Self::NetHeld => "NET_HELD",
+            Self::NetUnavailable => "NET_UNAVAILABLE",
             Self::HostFault => "HOST_FAULT",
         }
     }
@@ -59,6 +68,13 @@ impl StartReason {
             }
             Self::EngineMissing => "install qemu-system-x86, or set engine.qemu; see `sandboxd doctor`",
             Self::ImageNotFound => "`make image`, or name one that is there",
+            Self::NeedsRoot => {
+                "run it as root, or by its unit; without lane guarded (net.slots = 0) no root is needed"
+            }
+            Self::NetHeld => "stop the other daemon, or use another net.namespace",
+            Self::NetUnavailable => {
+                "see `sandboxd doctor`; without lane guarded (net.slots = 0) nothing of it is needed"
+            }
             Self::HostFault => "see `sandboxd doctor`",
         }
     }

@@ -126,6 +126,7 @@ async fn stop(rooms: Rooms, end: bool, signals: &mut Signals) {
     let Rooms {
         journal,
         engine,
+        lane,
         claims,
         readiness,
         metrics,
@@ -143,6 +144,10 @@ async fn stop(rooms: Rooms, end: bool, signals: &mut Signals) {
         claims.templates.stop().await;
         claims.sandboxes.stop(end).await;
         engine.stop().await;
+        if let Some(lane) = lane {
+            // Table and TAPs stay, for guests that live on.
+            lane.stop().await;
+        }
         tasks.stop().await;
     };
     tokio::select! {

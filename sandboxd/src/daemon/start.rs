@@ -13,7 +13,7 @@ use super::{
     behind::{Behind, reap, tell_health},
     engines,
     host::{self, DaemonHost, pool_specs, set_pools, template_specs, tenants},
-    listen,
+    lane, listen,
     print::{Refusal, StartReason},
     run::Serving,
 };
@@ -34,6 +34,7 @@ use crate::{
     journal::{self, AppendError, Journal, OpenError, Opened, Transition},
     link,
     names::SlotNumber,
+    net::Lane,
     pool::Pools,
     random, recover,
     sandbox::{Deadlines, Means, Paces, Reaper, Sandboxes},
@@ -52,6 +53,8 @@ use crate::{
 pub(super) struct Rooms {
     pub(super) journal: Journal,
     pub(super) engine: Arc<dyn Engine>,
+    /// None: lane guarded is off.
+    pub(super) lane: Option<Lane>,
     pub(super) claims: Claims,
     pub(super) readiness: Readiness,
     pub(super) metrics: Arc<Metrics>,
@@ -79,6 +82,7 @@ pub(super) async fn start(
     let readiness = Readiness::new();
     let metrics = Arc::new(Metrics::new());
     let (journal, opened) = open_journal(&config, &clock)?;
+    let lane = lane::open(&config, &clock).await?;
     let engine = engines::build(&config).await?;
     metrics.node.build(engine.kind(), engine.accel());
     let claims = domain(&config, &clock, &journal, &engine, &metrics)?;
@@ -107,6 +111,7 @@ pub(super) async fn start(
     let rooms = Rooms {
         journal,
         engine,
+        lane,
         claims,
         readiness,
         metrics,

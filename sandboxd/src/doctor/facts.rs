@@ -2,7 +2,10 @@
 
 use std::path::PathBuf;
 
-use crate::words::{Accel, EngineKind, MemBytes};
+use crate::{
+    net::Found,
+    words::{Accel, EngineKind, MemBytes, Name},
+};
 
 /// What other rooms found out by use.
 #[derive(Debug, Clone, Default)]
@@ -50,6 +53,20 @@ pub struct Facts {
     pub fds: u64,
     /// `node.max_sandboxes`.
     pub max_sandboxes: u16,
+    /// Lane guarded. `None`: it is off.
+    pub net: Option<Net>,
+}
+
+/// What lane guarded needs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Net {
+    /// `net.namespace`.
+    pub namespace: Name,
+    /// What is there; in place of a namespace that is not, one that was made and dropped has shown that it can be. Or why
+    /// not.
+    pub found: Result<Found, String>,
+    /// Whether TAPs can be made, or why not.
+    pub tun: Result<(), String>,
 }
 
 /// What can be said of a folder without changing it.

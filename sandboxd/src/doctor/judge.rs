@@ -1,7 +1,10 @@
 //! What the facts mean, pure.
 
-use super::{Cgroup, Check, Facts, Folder, Verdict};
-use crate::words::{Accel, EngineKind, MemBytes};
+use super::{Cgroup, Check, Facts, Folder, Net, Verdict};
+use crate::{
+    net::Found,
+    words::{Accel, EngineKind, MemBytes},
+};
 
 /// Descriptors that one sandbox of QEMU needs: QMP, pidfd, lock, two ports, and one to spare.
 const FDS_PER_SANDBOX: u64 = 6;
@@ -43,6 +46,10 @@ pub fn judge(facts: &Facts) -> Vec<Check> {
         fail("tls", found, "correct listen.tls, or the file's permissions")
     }));
     checks.push(descriptors(facts));
+    if let Some(wanted) = &facts.net {
+        checks.push(network(wanted));
+        checks.push(tun(wanted));
+    }
     checks
 }
 
@@ -230,6 +237,45 @@ fn operator_group(facts: &Facts) -> Option<Check> {
             "install the sysusers file, or set access.operator_group",
         )
     })
+}
+
+fn network(wanted: &Net) -> Check {
+    let namespace = &wanted.namespace;
+    match &wanted.found {
+        Ok(Found::Absent) => ok("net", format!("namespace {namespace}: will be made")),
+        Ok(Found::There { foreign, .. }) if !foreign.is_empty() => fail(
+            "net",
+            format!("namespace {namespace} is not ours alone: {}", foreign.join(", ")),
+            "take those links out of it, or choose another net.namespace",
+        ),
+        Ok(Found::There { table: false, .. }) => warn(
+            "net",
+            format!("namespace {namespace} has no packet filter"),
+            "`sandboxd net prepare`; a daemon that starts does it too",
+        ),
+        Ok(Found::There {
+            table: true, taps, ..
+        }) => ok(
+            "net",
+            format!("namespace {namespace}: packet filter in force, {taps} network cards"),
+        ),
+        Err(why) => fail(
+            "net",
+            format!("namespace {namespace}: {why}"),
+            "run it as root, on a kernel with CONFIG_NET_NS, CONFIG_NF_TABLES and CONFIG_NF_TABLES_INET",
+        ),
+    }
+}
+
+fn tun(wanted: &Net) -> Check {
+    match &wanted.tun {
+        Ok(()) => ok("tun", "/dev/net/tun opens"),
+        Err(why) => fail(
+            "tun",
+            format!("/dev/net/tun: {why}"),
+            "run it as root, on a kernel with CONFIG_TUN (`modprobe tun`)",
+        ),
+    }
 }
 
 fn descriptors(facts: &Facts) -> Check {

@@ -11,8 +11,12 @@ use rustix::{
     process::{Resource, geteuid, getrlimit},
 };
 
-use super::{Cgroup, Facts, Folder, Given};
-use crate::config::{Config, Host};
+use super::{Cgroup, Facts, Folder, Given, Net};
+use crate::{
+    config::{Config, Host},
+    net,
+    telemetry::chain,
+};
 
 /// Looks at the host.
 #[must_use]
@@ -53,6 +57,20 @@ pub fn look(config: &Config, host: &Host, given: Given) -> Facts {
         // The daemon raises its own soft limit to the hard one.
         fds: getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX),
         max_sandboxes: config.node.max_sandboxes,
+        net: (config.net.slots > 0).then(|| net(&config.net)),
+    }
+}
+
+fn net(wanted: &crate::config::Net) -> Net {
+    Net {
+        namespace: wanted.namespace.clone(),
+        found: net::inspect(&wanted.namespace).map_err(|fault| chain(&fault)),
+        tun: fs::File::options()
+            .read(true)
+            .write(true)
+            .open(net::TUN)
+            .map(drop)
+            .map_err(|fault| fault.to_string()),
     }
 }
 

@@ -1,7 +1,7 @@
 //! One list of checks of the host, for `sandboxd doctor` and `Node.Doctor`: what is there is proved by use where that
 //! changes nothing, and every finding names its remedy.
 //!
-//! May call: config, words.
+//! May call: config, net, words.
 //! Never inside: a change of anything; a check that only one of the two callers has.
 //! Cancel safety: nothing here waits for more than the kernel.
 
@@ -15,7 +15,7 @@ use sandbox_protocol::v1;
 use serde::Serialize;
 
 pub use self::{
-    facts::{Cgroup, Facts, Folder, Given},
+    facts::{Cgroup, Facts, Folder, Given, Net},
     judge::judge,
     look::look,
 };

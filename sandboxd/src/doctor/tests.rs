@@ -3,6 +3,7 @@ use std::{os::unix::fs::PermissionsExt as _, path::Path};
 use super::*;
 use crate::{
     config::{Config, Host},
+    net::Found,
     words::{Accel, EngineKind, MemBytes},
 };
 
@@ -32,7 +33,25 @@ fn sound() -> Facts {
         tls_faults: Vec::new(),
         fds: 1 << 20,
         max_sandboxes: 4_096,
+        net: Some(Net {
+            namespace: "sandboxd".parse().unwrap(),
+            found: Ok(in_force()),
+            tun: Ok(()),
+        }),
     }
+}
+
+fn in_force() -> Found {
+    Found::There {
+        table: true,
+        taps: 3,
+        foreign: Vec::new(),
+    }
+}
+
+/// What lane guarded finds.
+fn finds(f: &mut Facts, found: Result<Found, String>) {
+    f.net.as_mut().unwrap().found = found;
 }
 
 /// What is not well.
@@ -111,6 +130,30 @@ fn each_fault_is_told_by_its_own_check() {
     );
     assert_eq!(told(|f| f.fds = 1_024), [("descriptors", Warn)]);
     assert_eq!(told(|f| f.engine = EngineKind::Stub), [("engine", Warn)]);
+}
+
+#[test]
+fn the_network_counts_only_where_the_lane_is_on() {
+    use Verdict::{Fail, Warn};
+    assert_eq!(told(|f| f.net = None), []);
+    assert_eq!(told(|f| finds(f, Ok(Found::Absent))), []);
+    assert_eq!(
+        told(|f| finds(f, Err("not permitted".to_owned()))),
+        [("net", Fail)]
+    );
+    let found = |table, foreign: &[&str]| {
+        Ok(Found::There {
+            table,
+            taps: 0,
+            foreign: foreign.iter().map(|name| (*name).to_owned()).collect(),
+        })
+    };
+    assert_eq!(told(|f| finds(f, found(false, &[]))), [("net", Warn)]);
+    assert_eq!(told(|f| finds(f, found(true, &["eth0"]))), [("net", Fail)]);
+    assert_eq!(
+        told(|f| f.net.as_mut().unwrap().tun = Err("gone".to_owned())),
+        [("tun", Fail)]
+    );
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use toml::de::DeTable;
 
 pub(super) use self::{
-    node::{engine_default, log_default, node_default},
+    node::{engine_default, log_default, net_default, node_default},
     stock::{default_name, sizes_default, template_default},
 };
 use super::{
@@ -71,6 +71,7 @@ fn read(walk: &mut Walk, table: &DeTable<'_>, host: &Host) -> Config {
     let node = node::node(walk, &mut root, host);
     let engine = node::engine(walk, &mut root);
     let listen = node::listen(walk, &mut root, &node);
+    let net = node::net(walk, &mut root);
     let journal = node::journal(walk, &mut root);
     let log = node::log(walk, &mut root);
     let tenants = access::tenants(walk, &mut root);
@@ -82,6 +83,7 @@ fn read(walk: &mut Walk, table: &DeTable<'_>, host: &Host) -> Config {
         node,
         listen,
         engine,
+        net,
         journal,
         log,
         access,

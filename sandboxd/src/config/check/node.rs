@@ -1,4 +1,4 @@
-//! `[node]`, `[listen]`, `[engine]`, `[journal]`, `[log]`.
+//! `[node]`, `[listen]`, `[engine]`, `[net]`, `[journal]`, `[log]`.
 
 use std::{net::SocketAddr, path::PathBuf};
 
@@ -6,7 +6,9 @@ use super::or;
 use crate::{
     config::{
         Host,
-        types::{AccelWish, Engine, Journal, Listen, Log, LogFormat, Node, Stub, StubAgent, Sync, Tcp, Tls},
+        types::{
+            AccelWish, Engine, Journal, Listen, Log, LogFormat, Net, Node, Stub, StubAgent, Sync, Tcp, Tls,
+        },
         values,
         walk::{Found, Section, Walk, Wrong},
     },
@@ -210,6 +212,30 @@ pub(super) fn engine(walk: &mut Walk, root: &mut Section<'_>) -> Engine {
     walk.done(stub);
     walk.done(table);
     engine
+}
+
+/// TAPs at most: looking up a listener takes time in proportion to how many there are.
+const SLOTS: u16 = 4_096;
+
+pub(in crate::config) fn net_default() -> Net {
+    Net {
+        namespace: "sandboxd".parse().expect("it is a name"),
+        slots: 0,
+    }
+}
+
+pub(super) fn net(walk: &mut Walk, root: &mut Section<'_>) -> Net {
+    let mut table = walk.section(root, "net");
+    let default = net_default();
+    let net = Net {
+        namespace: or(walk.get(&mut table, "namespace", values::name), default.namespace),
+        slots: or(
+            walk.get(&mut table, "slots", values::small_count(0..=SLOTS)),
+            default.slots,
+        ),
+    };
+    walk.done(table);
+    net
 }
 
 const SYNCS: &[(&str, Sync)] = &[("auto", Sync::Auto), ("always", Sync::Always)];

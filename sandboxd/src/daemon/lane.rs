@@ -1,0 +1,45 @@
+//! Lane guarded, where the configuration has it.
+
+use super::print::{Refusal, StartReason};
+use crate::{
+    clock::Clock,
+    config::Config,
+    net::{self, Lane, NetError},
+    words::Name,
+};
+
+/// Opens the lane, unless it is off.
+///
+/// # Errors
+/// It is wanted and cannot be had: a daemon that leaves out what it was told to do would be a surprise.
+pub(super) async fn open(config: &Config, clock: &Clock) -> Result<Option<Lane>, Refusal> {
+    let net = &config.net;
+    if net.slots == 0 {
+        return Ok(None);
+    }
+    let options = net::Options {
+        namespace: net.namespace.clone(),
+        slots: net.slots,
+        clock: clock.clone(),
+    };
+    let lane = Lane::open(options)
+        .await
+        .map_err(|error| refusal(&net.namespace, &error))?;
+    tracing::info!(namespace = %net.namespace, slots = net.slots, "the network of lane guarded is in force");
+    Ok(Some(lane))
+}
+
+/// Why a lane cannot be had, as it is printed.
+pub(super) fn refusal(namespace: &Name, error: &NetError) -> Refusal {
+    let reason = match error {
+        NetError::NotAllowed { .. } => StartReason::NeedsRoot,
+        NetError::Held { .. } => StartReason::NetHeld,
+        NetError::Kernel { .. } | NetError::Foreign { .. } => StartReason::NetUnavailable,
+        NetError::Io { .. }
+        | NetError::NoSlot { .. }
+        | NetError::Unlocked
+        | NetError::OutOfPlace { .. }
+        | NetError::Ended => StartReason::HostFault,
+    };
+    Refusal::new(reason, Some(net::pin(namespace)), error)
+}
