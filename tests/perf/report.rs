@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use serde_json::Value;
 
 /// Arms of `agent`, and their names.
-const AGENT_ARMS: [(&str, &str); 5] = [
+const AGENT_ARMS: [(&str, &str); 7] = [
     ("/spawn_us", "posix_spawn and wait of `true` in the client"),
     ("/empty_rpc_us", "empty RPC (Info) on the link"),
     ("/exec_us", "exec `true`, from call to exit"),
