@@ -1,4 +1,5 @@
 //! `agent`: what a program in a sandbox costs beside starting it here, and what silkd holds for it afterwards.
+#![expect(clippy::large_futures, reason = "no code of a service")]
 
 use std::{process::Stdio, time::Duration};
 

@@ -1,4 +1,5 @@
 //! What of `agent` moves bytes: files, terminals, ports. Over silkd's link, without a daemon between.
+#![expect(clippy::large_futures, reason = "no code of a service")]
 
 use std::time::Duration;
 

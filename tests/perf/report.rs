@@ -15,6 +15,8 @@ const AGENT_ARMS: [(&str, &str); 7] = [
         "/exec_beside_full_us",
         "exec `true`, 4,096 kept and all logs full",
     ),
+    ("/pty_round_trip_us", "one byte to a terminal and back"),
+    ("/forward_round_trip_us", "one byte to a port and back"),
 ];
 
 /// Arms of `claim` in the order in which they are told, and their names.
