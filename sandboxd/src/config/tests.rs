@@ -80,6 +80,9 @@ run_dir = "/srv/r"
 memory = "4GiB"
 max_sandboxes = 65535
 clones_in_flight = 7
+[net]
+namespace = "cards"
+slots = 7
 [listen]
 unix = "/srv/r/a.sock"
 tcp = "0.0.0.0:8443"
@@ -131,6 +134,7 @@ fn every_key_is_taken() {
     let config = good(EVERY_KEY);
     assert_eq!(config.journal.sync, Sync::Always);
     assert_eq!(config.node.memory, MemBytes::from_mib(4096));
+    assert_eq!((&config.net.namespace, config.net.slots), (&name("cards"), 7));
     assert!(
         matches!(&config.listen.tcp, Some(Tcp::Tls(addr, tls)) if addr.port() == 8443 && tls.key == Path::new("/k.pem"))
     );
@@ -294,7 +298,9 @@ fn contradictions_are_refused() {
         ("template.t.image = \"../x\"", vec!["1:20 template.t.image"]),
         ("template.t.warmup = [\"a\", 1]", vec!["1:27 template.t.warmup"]),
         ("pool.a.egress = \"\"", vec!["1:8 pool.a.egress"]),
-        ("net.slots = 5", vec!["1:1 net"]),
+        ("nets.slots = 5", vec!["1:1 nets"]),
+        ("net.slots = 4097", vec!["1:13 net.slots"]),
+        ("net.namespace = \"A\"", vec!["1:17 net.namespace"]),
     ] {
         assert_eq!(bad(text), keys, "{text}");
     }
