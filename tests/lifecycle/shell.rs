@@ -270,3 +270,15 @@ async fn a_shell_whose_window_is_closed_is_hung_up() {
     ended(&mut terminal, 129).await;
     guest.gone().await;
 }
+
+#[tokio::test]
+async fn without_a_command_a_shell_is_the_user_s() {
+    let daemon = Setup::stub().warm(1).start().await;
+    let (sandbox, ctl) = claimed(&daemon).await;
+    let mut terminal = Terminal::open(&ctl).await;
+    let shell = format!("a=$(stty -g); \"$ctl\" shell {}{VERDICT}", sandbox.id());
+    terminal.line(&shell).await;
+    // What is typed too early waits for the shell.
+    terminal.line("[ -t 0 ] && exit 6").await;
+    ended(&mut terminal, 6).await;
+}
