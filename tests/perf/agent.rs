@@ -1,4 +1,5 @@
 //! `agent`: what a program in a sandbox costs beside starting it here, and what silkd holds for it afterwards.
+#![expect(clippy::large_futures, reason = "no code of a service")]
 
 use std::{process::Stdio, time::Duration};
 
@@ -10,7 +11,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::time::{Instant, sleep};
 
 use crate::{
-    Bench,
+    Bench, agent_io,
     arm::{Arm, millis, timed},
     daemon::{Daemon, Guests, Setup, with},
     guest::{Guest, command, memory_kib},
@@ -55,6 +56,9 @@ pub(crate) async fn run(bench: &Bench) -> Result<Value> {
         put(name, arm.json());
     }
     for (name, value) in Box::pin(counts(&mut guest)).await? {
+        put(name, value);
+    }
+    for (name, value) in Box::pin(agent_io::rows(&mut guest)).await? {
         put(name, value);
     }
     guest.stop().await?;

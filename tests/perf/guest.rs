@@ -1,4 +1,5 @@
 //! A silkd of its own on a Unix socket, and a host's end of its link: calls without a daemon between.
+#![expect(clippy::large_futures, reason = "no code of a service")]
 
 use std::{
     path::Path,

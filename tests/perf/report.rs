@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use serde_json::Value;
 
 /// Arms of `agent`, and their names.
-const AGENT_ARMS: [(&str, &str); 5] = [
+const AGENT_ARMS: [(&str, &str); 7] = [
     ("/spawn_us", "posix_spawn and wait of `true` in the client"),
     ("/empty_rpc_us", "empty RPC (Info) on the link"),
     ("/exec_us", "exec `true`, from call to exit"),
@@ -15,6 +15,8 @@ const AGENT_ARMS: [(&str, &str); 5] = [
         "/exec_beside_full_us",
         "exec `true`, 4,096 kept and all logs full",
     ),
+    ("/pty_round_trip_us", "one byte to a terminal and back"),
+    ("/forward_round_trip_us", "one byte to a port and back"),
 ];
 
 /// Arms of `claim` in the order in which they are told, and their names.

@@ -56,7 +56,7 @@ impl Plan {
 pub(super) struct Finder {
     root: Vec<u8>,
     matcher: RegexMatcher,
-    searcher: Searcher,
+    context: usize,
     choice: Choice,
     walk: Option<Walk>,
     file: Option<Searching>,
@@ -107,7 +107,7 @@ impl Finder {
         Ok(Self {
             root,
             matcher,
-            searcher: searcher(usize::try_from(request.context).unwrap_or(0)),
+            context: usize::try_from(request.context).unwrap_or(0),
             choice,
             walk,
             file,
@@ -139,7 +139,8 @@ impl Finder {
             binary: false,
         };
         let blocks = Blocks::new(&at.file, lines.from.0, cancel, &pace);
-        let searched = self.searcher.search_reader(&self.matcher, blocks, &mut lines);
+        // Made anew each time: what it buffers, up to a line's megabyte, is not held while the client rests.
+        let searched = searcher(self.context).search_reader(&self.matcher, blocks, &mut lines);
         let (rests, binary) = (lines.rests, lines.binary);
         cancel.check()?;
         let done = self.done.insert(done);

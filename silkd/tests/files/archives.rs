@@ -169,6 +169,13 @@ fn escapes(outside: &Path) -> Vec<(&'static str, Made)> {
             "link then file of its name",
             link(b"../outside/f").file(b"a", b"x"),
         ),
+        (
+            "link within then file",
+            Made::default()
+                .add(EntryType::Directory, b"d/", b"", b"")
+                .add(EntryType::Symlink, b"a", b"d", b"")
+                .file(b"a/f", b"x"),
+        ),
         ("absolute", Made::default().file(b"/tmp/x", b"x")),
         ("up", Made::default().file(b"b/../../outside/g", b"x")),
         (

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     fs::{
-        errno::{About, reason, refuse},
+        errno::{About, refuse},
         open::{Spot, open_child},
         remove::{Failure, Shut, clear},
         temp::random_name,
@@ -86,7 +86,10 @@ impl Stage {
         let name = random_name(".silkd-push-")?;
         mkdirat(&parent, name.as_slice(), Mode::RWXU)?;
         let spot = Spot { parent, name };
-        let opened = open_child(&spot.parent, &spot.name);
+        let opened = open_child(&spot.parent, &spot.name).inspect_err(|_errno| {
+            // Empty, and of no use.
+            rustix::fs::unlinkat(&spot.parent, spot.name.as_slice(), AtFlags::REMOVEDIR).ok();
+        });
         Ok(Self {
             dir: opened?,
             spot,
@@ -283,11 +286,8 @@ fn cannot(errno: Errno, name: &[u8]) -> Refusal {
         Errno::NAMETOOLONG | Errno::INVAL | Errno::ILSEQ => "no file system has such a name",
         Errno::ISDIR => "it is a directory, and something else",
         Errno::MLINK => "it has too many names",
-        errno => {
-            // The disk's matter and not the archive's.
-            debug_assert_ne!(reason(errno, About::File), Reason::ArchiveRefused);
-            return refuse(errno, About::File, "unpack", name);
-        }
+        // The disk's matter and not the archive's.
+        errno => return refuse(errno, About::File, "unpack", name),
     };
     refused(name, what).with_errno(errno.raw_os_error())
 }

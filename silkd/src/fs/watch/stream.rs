@@ -123,12 +123,16 @@ impl Client {
         if self.bytes.load(Ordering::Acquire) + size > BYTES {
             return false;
         }
+        // Before it can be read, and so be taken off again.
         self.bytes.fetch_add(size, Ordering::AcqRel);
-        // To one that is gone nothing is told.
-        !matches!(
-            self.tell.try_send(Ok(out)),
-            Err(mpsc::error::TrySendError::Full(_))
-        )
+        match self.tell.try_send(Ok(out)) {
+            // To one that is gone nothing is told.
+            Ok(()) | Err(mpsc::error::TrySendError::Closed(_)) => true,
+            Err(mpsc::error::TrySendError::Full(_)) => {
+                self.bytes.fetch_sub(size, Ordering::AcqRel);
+                false
+            }
+        }
     }
 }
 
@@ -259,4 +263,31 @@ impl Pump {
 /// Whether events wait. A queue that cannot be asked is read, which tells.
 fn pending(queue: &OwnedFd) -> bool {
     rustix::io::ioctl_fionread(queue).map_or(true, |bytes| bytes > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_finds_no_room_is_not_counted() {
+        let (tell, mut told) = mpsc::channel(2);
+        let client = Client {
+            tell,
+            bytes: Arc::default(),
+        };
+        let out = |length| WatchOut {
+            m: Some(M::Overflow(WatchOverflow {
+                reason: "x".repeat(length),
+            })),
+        };
+        assert!(client.put(out(10)) && client.put(out(20)));
+        let full = client.bytes.load(Ordering::Acquire);
+        assert!(!client.put(out(1)), "two are the most");
+        assert_eq!(client.bytes.load(Ordering::Acquire), full);
+        told.recv().await.unwrap().unwrap();
+        assert!(!client.put(out(BYTES)), "so many bytes are too many");
+        assert_eq!(client.bytes.load(Ordering::Acquire), full);
+        assert!(client.put(out(1)));
+    }
 }
