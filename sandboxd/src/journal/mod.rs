@@ -41,7 +41,7 @@ pub use self::{
     lock::{Lock, LockError, lock_state_dir},
     open::{OpenError, Opened, Options, SEGMENT_BYTES, SyncMode},
     receipt::{AppendError, Health, Synced, Written},
-    record::{ClaimFacts, PoolRow, Record, Transition, Unknown},
+    record::{ClaimFacts, LayerRow, PoolRow, Record, RuleRow, Transition, Unknown},
     replay::{Damage, Torn},
 };
 
