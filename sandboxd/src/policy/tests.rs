@@ -55,6 +55,7 @@ fn reason(sides: &Sides, text: &str, seen: Seen<'_>) -> Option<DoorReason> {
     })
 }
 
+#[expect(clippy::too_many_lines, reason = "a table of cases is read whole")]
 #[test]
 fn policy_normalisation_table() {
     for (text, form) in [

@@ -50,8 +50,8 @@ impl Bench {
     ) {
         let (ours, theirs) = tokio::io::duplex(64 * 1024);
         let doors = self.doors.clone();
-        let serving = crate::tasks::spawn(async move { doors.serve(theirs).await });
-        let connection = within(server::handshake(ours)).await.unwrap();
+        let serving = crate::tasks::spawn(async move { Box::pin(doors.serve(theirs)).await });
+        let connection = within(Box::pin(server::handshake(ours))).await.unwrap();
         while self.doors.way().is_none() {
             tokio::task::yield_now().await;
         }
@@ -94,7 +94,7 @@ async fn door_link_down_is_typed() {
         assert_eq!(read_all(&mut program).await, [5, 0, 5, 1, 0, 1, 0, 0, 0, 0, 0, 0]);
 
         // A link that comes and goes leaves the same answer behind.
-        let (connection, serving) = bench.host().await;
+        let (connection, serving) = Box::pin(bench.host()).await;
         drop(connection);
         within(serving).await.unwrap();
     }
@@ -104,7 +104,7 @@ async fn door_link_down_is_typed() {
 #[tokio::test]
 async fn ends_and_resets_pass_both_ways() {
     let bench = bench();
-    let (mut connection, _serving) = bench.host().await;
+    let (mut connection, _serving) = Box::pin(bench.host()).await;
     let serving = crate::tasks::spawn(async move {
         let mut seen = Vec::new();
         while let Some(Ok((request, mut respond))) = connection.accept().await {

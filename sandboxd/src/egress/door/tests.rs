@@ -364,6 +364,7 @@ async fn addr_rebinding_and_mixed() {
     assert_eq!(dialled, [bench.origin.address]);
 }
 
+#[expect(clippy::too_many_lines, reason = "a table of cases is read whole")]
 #[tokio::test]
 async fn http_smuggling_corpus() {
     let bench = Bench::new().await;
