@@ -14,6 +14,7 @@ const FILES: &[&str] = &[
     "tools",
     "control",
     "claims",
+    "egress",
     "pools",
     "templates",
     "node",

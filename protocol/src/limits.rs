@@ -17,6 +17,12 @@ pub const HOST_CONNECTION_WINDOW: u32 = 33 * 1024 * 1024;
 pub const LINK_STREAMS: u32 = 512;
 /// Of them, streams that take input of any length from a client.
 pub const LINK_INPUT_STREAMS: u32 = 192;
+/// Connections that one door of a sandbox has at most.
+pub const DOOR_CONNECTIONS: usize = 256;
+/// Streams that the egress link may have open: two doors full, and some to be refused.
+pub const EGRESS_STREAMS: u32 = 520;
+/// Connection window of the egress link, both directions.
+pub const EGRESS_CONNECTION_WINDOW: u32 = 33 * 1024 * 1024;
 /// HTTP/2 frame size on a link; shorter than [`crate::link::BREAK_ZEROS`], so that no legal stream holds a BREAK.
 pub const LINK_FRAME: u32 = 16 * 1024;
 /// Largest header list, both directions.
@@ -59,6 +65,15 @@ pub const PAGE_MAX: u32 = 1_000;
 pub const PAGE_DEFAULT: u32 = 100;
 /// Longest name of a pool, template, size or tenant.
 pub const NAME: usize = 32;
+
+/// Rules of the egress policy that a claim brings, and its size in bytes.
+pub const CLAIM_RULES: usize = 64;
+/// See [`CLAIM_RULES`].
+pub const CLAIM_POLICY: usize = 64 * 1024;
+/// Rules of a named egress policy, and its hosts.
+pub const POLICY_RULES: usize = 256;
+/// See [`POLICY_RULES`].
+pub const POLICY_HOSTS: usize = 4096;
 
 /// One argument or environment string of a program.
 pub const ARG_STRING: usize = 128 * 1024 - 1;
@@ -108,6 +123,8 @@ pub const PROTO_MAX: u32 = 1;
 
 const _: () = assert!(LINK_INPUT_STREAMS * STREAM_WINDOW < GUEST_CONNECTION_WINDOW);
 const _: () = assert!(LINK_STREAMS * STREAM_WINDOW < HOST_CONNECTION_WINDOW);
+const _: () = assert!(EGRESS_STREAMS * STREAM_WINDOW < EGRESS_CONNECTION_WINDOW);
+const _: () = assert!(2 * DOOR_CONNECTIONS < EGRESS_STREAMS as usize);
 const _: () = assert!(API_STREAMS * STREAM_WINDOW < API_CONNECTION_WINDOW);
 const _: () = assert!((LINK_FRAME as usize) < crate::link::BREAK_ZEROS);
 
@@ -121,6 +138,7 @@ mod tests {
             (LINK_INPUT_STREAMS, GUEST_CONNECTION_WINDOW),
             (LINK_STREAMS, HOST_CONNECTION_WINDOW),
             (API_STREAMS, API_CONNECTION_WINDOW),
+            (EGRESS_STREAMS, EGRESS_CONNECTION_WINDOW),
         ] {
             assert!(u64::from(streams) * u64::from(STREAM_WINDOW) < u64::from(connection));
         }

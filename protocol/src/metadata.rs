@@ -38,3 +38,17 @@ pub mod port {
     /// The guest is the HTTP/2 client.
     pub const EGRESS: &str = "silkd.egress";
 }
+
+/// The doors: authorities of the streams on [`port::EGRESS`], and the variables that tell programs of them.
+pub mod door {
+    /// `:authority` of a connection to the HTTP door.
+    pub const HTTP: &str = "http.door:3128";
+    /// `:authority` of a connection to the SOCKS5 door.
+    pub const SOCKS5: &str = "socks5.door:1080";
+    /// Header of a denial: its reason.
+    pub const DENY_REASON: &str = "sandbox-deny-reason";
+    /// Header of a denial: the rule, where one decided.
+    pub const DENY_RULE: &str = "sandbox-deny-rule";
+    /// The name that the HTTP door itself answers.
+    pub const OWN_NAME: &str = "door.internal";
+}

@@ -60,6 +60,7 @@ reasons! {
     LeaseOutOfRange = "LEASE_OUT_OF_RANGE", InvalidArgument, 0, "ask for a lease between 1 second and the pool's lease_max";
     PageTokenInvalid = "PAGE_TOKEN_INVALID", InvalidArgument, 0, "pass next_page_token of the previous reply unchanged, or start again without one";
     AddressInvalid = "ADDRESS_INVALID", InvalidArgument, 0, "use unix:PATH, http://127.0.0.1:PORT or https://HOST:PORT";
+    PolicyInvalid = "POLICY_INVALID", InvalidArgument, 0, "correct the named rule of the egress policy; docs/egress.md says what a rule may hold";
     TokenRequired = "TOKEN_REQUIRED", Unauthenticated, 0, "send `authorization: Bearer <token>`, or connect over the Unix socket as an operator";
     TokenInvalid = "TOKEN_INVALID", Unauthenticated, 0, "check the token; access tokens are made with `sandboxd token new` and listed in the configuration";
     NotAllowed = "NOT_ALLOWED", PermissionDenied, 0, "use a token or user that has the role this call needs";
@@ -74,6 +75,7 @@ reasons! {
     SandboxEnded = "SANDBOX_ENDED", FailedPrecondition, 0, "the sandbox was released: claim another";
     SandboxFailed = "SANDBOX_FAILED", FailedPrecondition, 0, "the sandbox died (see `why`): release it and claim another";
     PoolFromFile = "POOL_FROM_FILE", FailedPrecondition, 0, "change the pool in the configuration file and reload";
+    PolicyChanged = "POLICY_CHANGED", FailedPrecondition, 0, "the policy is no longer the one you read: get it again and repeat the change";
     TemplateInUse = "TEMPLATE_IN_USE", FailedPrecondition, 0, "remove the pools and release the sandboxes that use it first";
     TemplateStale = "TEMPLATE_STALE", FailedPrecondition, 0, "it is being rebuilt; `sandboxctl template inspect` says why";
     TemplateFailed = "TEMPLATE_FAILED", FailedPrecondition, 0, "the message holds the end of the build's output; mend image or warm-up and build again";

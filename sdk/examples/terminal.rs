@@ -3,8 +3,10 @@
 //! `cargo run --example terminal -- unix:/run/sandboxd/api.sock`
 #![expect(clippy::print_stdout, reason = "examples print")]
 
+use std::time::Duration;
+
 use anyhow::Context as _;
-use sandbox_sdk::{Client, Event, ExecStream, TextDecoder, process::LogFrom};
+use sandbox_sdk::{Client, Event, ExecStream, Reason, TextDecoder, process::LogFrom};
 
 /// Reads until the program has said this.
 async fn until(stream: &mut ExecStream, text: &mut TextDecoder, word: &str) -> anyhow::Result<u64> {
@@ -49,7 +51,16 @@ async fn main() -> anyhow::Result<()> {
     drop(stream);
     drop(stdin);
     let process = sandbox.process(process);
-    let mut visit = process.attach().from(LogFrom::Live).input().open().await?;
+    let visit = || process.attach().from(LogFrom::Live).input().open();
+    let mut visit = loop {
+        match visit().await {
+            // The guest has not noticed yet that we left, or somebody else was faster.
+            Err(busy) if busy.is(Reason::InputBusy) => {
+                tokio::time::sleep(busy.retry_after().unwrap_or(Duration::from_secs(1))).await;
+            }
+            visit => break visit?,
+        }
+    };
     println!("it is {:?}", visit.attached().state);
     let stdin = visit.take_stdin().context("the input was asked for")?;
     // On a terminal the end of the input is Ctrl-D.

@@ -22,14 +22,15 @@ async fn main() -> anyhow::Result<()> {
             // Only now: what happened before is not told.
             FileChange::Ready { directories } => {
                 println!("watching {directories} directories");
-                files.write(format!("{work}/made.txt")).bytes("hello").await?;
+                files.mkdir(format!("{work}/made")).await?;
             }
             FileChange::Changed { kind, path, .. } => {
                 println!("{} {}", kind.as_str_name(), path.escape_ascii());
-                if path == "made.txt" {
+                if path == "made" {
                     break;
                 }
             }
+            // A file that is written whole gets its name like this.
             FileChange::Renamed { from, to, .. } => {
                 println!("{} -> {}", from.escape_ascii(), to.escape_ascii());
             }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use sandbox_protocol::v1::{ClaimsClaimRequest, EnvVar, PoolKey, claims_claim_request};
+use sandbox_protocol::v1::{ClaimsClaimRequest, EgressPolicy, EnvVar, PoolKey, claims_claim_request};
 
 use crate::{
     client::{Client, Terms, via},
@@ -104,6 +104,12 @@ impl ClaimBuilder {
     /// User of all commands that name none: a name or number, `[:group]`.
     pub fn user(mut self, user: impl Into<Bytes>) -> Self {
         self.message.user = user.into();
+        self
+    }
+
+    /// What the sandbox may reach, of what pool and tenant allow; at most 64 rules and 64 KiB.
+    pub fn egress(mut self, layer: EgressPolicy) -> Self {
+        self.message.egress = Some(layer);
         self
     }
 

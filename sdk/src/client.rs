@@ -9,14 +9,14 @@ use std::{sync::Arc, time::Duration};
 use sandbox_protocol::{
     limits, metadata,
     v1::{
-        PoolKey, agent_client::AgentClient, claims_client::ClaimsClient, node_client::NodeClient,
-        pools_client::PoolsClient, templates_client::TemplatesClient,
+        PoolKey, agent_client::AgentClient, claims_client::ClaimsClient, egress_client::EgressClient,
+        node_client::NodeClient, pools_client::PoolsClient, templates_client::TemplatesClient,
     },
 };
 use tonic::{Request, Response, Status};
 
 use crate::{
-    admin::{Claims, Node, Pools, Templates},
+    admin::{Claims, Egress, Node, Pools, Templates},
     claim::{ClaimBuilder, Source},
     dial::{Address, Link},
     error::Error,
@@ -199,6 +199,12 @@ impl Client {
         Templates(self)
     }
 
+    /// What guests may reach, and what became of their attempts.
+    #[must_use]
+    pub fn egress(&self) -> Egress<'_> {
+        Egress(self)
+    }
+
     /// The host and its daemon.
     #[must_use]
     pub fn node(&self) -> Node<'_> {
@@ -236,6 +242,11 @@ impl Client {
 
     pub(crate) fn node_client(&self) -> NodeClient<Link> {
         NodeClient::with_origin(self.0.link.clone(), self.0.origin.clone())
+            .max_decoding_message_size(limits::MESSAGE_IN)
+    }
+
+    pub(crate) fn egress_client(&self) -> EgressClient<Link> {
+        EgressClient::with_origin(self.0.link.clone(), self.0.origin.clone())
             .max_decoding_message_size(limits::MESSAGE_IN)
     }
 

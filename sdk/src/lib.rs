@@ -16,6 +16,10 @@
 //! # }
 //! ```
 //!
+//! Beside [`exec`](SandboxHandle::exec), which talks to a program while it runs, on a terminal if need be, there are
+//! [`run`](SandboxHandle::run) for what is short, [`spawn`](SandboxHandle::spawn) for what outlives the call, and
+//! [`session`](SandboxHandle::session) for shells that keep their state.
+//!
 //! A [`Sandbox`] that is dropped is released in the background, unless it was [kept](Sandbox::keep). Errors carry a
 //! stable [`Reason`], a remedy, and whether asking again helps. Calls are repeated by the SDK only where that cannot
 //! do them twice: see [`Error::retry_after`] and [`ClaimBuilder::request_key`].

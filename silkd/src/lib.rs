@@ -8,6 +8,7 @@ pub mod boot;
 pub mod clock;
 pub mod conditions;
 pub mod control;
+pub mod door;
 pub mod events;
 pub mod fs;
 pub mod gate;

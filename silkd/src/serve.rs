@@ -1,6 +1,6 @@
 //! Start and stop of the agent: who runs, and in which order they end.
 //!
-//! May call: agent, clock, conditions, control, events, fs, gate, link, places, refusal, relay, run,
+//! May call: agent, clock, conditions, control, door, events, fs, gate, link, places, refusal, relay, run,
 //! server, tasks, tools.
 //! Never inside: a call's work.
 
@@ -22,6 +22,7 @@ use crate::{
     clock,
     conditions::{Conditions, Kind},
     control::{self, Control, Facts, machine::Machine},
+    door::{Doors, Listeners},
     events::Events,
     fs::Files,
     gate::{Gate, State, Turn},
@@ -55,6 +56,8 @@ pub struct Setup {
     pub pid1: bool,
     /// The ports, by name; what the first serves.
     pub ports: Vec<Port>,
+    /// Where programs find the doors; none: nowhere.
+    pub doors: Option<Listeners>,
 }
 
 /// A port and what it is for.
@@ -86,6 +89,9 @@ pub enum ServeError {
         #[source]
         source: io::Error,
     },
+    /// The doors' listeners.
+    #[error("the doors cannot be served")]
+    Doors(#[source] io::Error),
     /// A part that should outlive every call ended.
     #[error("{0} ended: a bug")]
     Ended(&'static str),
@@ -124,13 +130,14 @@ struct Running {
     links_end: watch::Sender<bool>,
     links: Vec<JoinHandle<()>>,
     actor: JoinHandle<()>,
+    doors: Option<JoinHandle<()>>,
     follow: Option<JoinHandle<()>>,
 }
 
 impl Running {
     fn start(setup: Setup) -> Result<Self, ServeError> {
         let started = clock::since_boot();
-        let base_env = image_env(&setup.places)?;
+        let base_env = base_env(&setup)?;
         let events = Events::default();
         let gate = Gate::new();
         let conditions = Conditions::new(events.clone());
@@ -165,6 +172,9 @@ impl Running {
             started,
         };
         let server = Server::new(Agent::new(agent_parts, facts.clone()), control);
+        let doors = Doors::default();
+        let listening = setup.doors.map(|listeners| doors.clone().listen(listeners));
+        let listening = listening.transpose().map_err(ServeError::Doors)?;
         let links_end = watch::Sender::new(false);
         let links = setup.ports.into_iter().map(|port| {
             let (gate, facts) = (gate.clone(), facts.clone());
@@ -174,7 +184,7 @@ impl Running {
                 serves: if port.agent {
                     Serves::Calls(server.clone())
                 } else {
-                    Serves::Nothing
+                    Serves::Doors(doors.clone())
                 },
                 hello: Box::new(move || hello(&gate, &facts)),
                 stop: links_end.subscribe(),
@@ -185,6 +195,7 @@ impl Running {
         Ok(Self {
             links: links.collect(),
             actor: tasks::spawn(actor.run()),
+            doors: listening.map(tasks::spawn),
             follow: work.map(|work| tasks::spawn(follow(conditions, work, events.clone()))),
             events,
             gate,
@@ -224,6 +235,9 @@ impl Running {
         }
         self.files.stop().await;
         end(self.actor, Duration::ZERO).await;
+        if let Some(doors) = self.doors {
+            end(doors, Duration::ZERO).await;
+        }
         if let Some(follow) = self.follow {
             end(follow, Duration::ZERO).await;
         }
@@ -258,8 +272,15 @@ async fn follow(conditions: Conditions, work: PathBuf, events: Events) {
     }
 }
 
+/// What every program is told: where its doors are, and the image's own variables, which may know better.
+fn base_env(setup: &Setup) -> Result<Arc<Vec<EnvVar>>, ServeError> {
+    let mut env = setup.doors.as_ref().map(Listeners::env).unwrap_or_default();
+    env.extend(image_env(&setup.places)?);
+    Ok(Arc::new(env))
+}
+
 /// `env` of the image: `KEY=VALUE` a line; no file, no variables.
-fn image_env(places: &Places) -> Result<Arc<Vec<EnvVar>>, ServeError> {
+fn image_env(places: &Places) -> Result<Vec<EnvVar>, ServeError> {
     use io::Read as _;
     let path = places.etc_silkd.join("env");
     let fail = |source| ServeError::Env {
@@ -271,15 +292,13 @@ fn image_env(places: &Places) -> Result<Arc<Vec<EnvVar>>, ServeError> {
         Ok(file) => {
             file.take(ENV + 1).read_to_end(&mut text).map_err(fail)?;
         }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Arc::default()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(fail(error)),
     }
     if u64::try_from(text.len()).map_or(true, |length| length > ENV) {
         return Err(fail(io::ErrorKind::FileTooLarge.into()));
     }
-    parse_env(&text)
-        .map(Arc::new)
-        .ok_or_else(|| fail(io::Error::other("expected KEY=VALUE on every line")))
+    parse_env(&text).ok_or_else(|| fail(io::Error::other("expected KEY=VALUE on every line")))
 }
 
 /// Pure; `None` for a line that is neither empty, nor a comment, nor a variable.

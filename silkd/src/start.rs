@@ -1,12 +1,13 @@
 //! From the process's arguments to a running agent: PID 1, or test mode.
 //!
-//! May call: agent, boot, control, events, link, places, refusal, scratch, serve, sys.
+//! May call: agent, boot, control, door, events, link, places, refusal, scratch, serve, sys.
 //! Never inside: what is served.
 
 use std::{
     error::Error,
     ffi::OsString,
     fs, io,
+    net::SocketAddr,
     os::unix::{fs::FileTypeExt as _, net::UnixListener},
     panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
@@ -20,6 +21,7 @@ use crate::{
     agent::info::VERSION,
     boot,
     control::{files::make_folders, machine::Machine},
+    door::Listeners,
     events::console,
     link::Source,
     places::{Places, suffixed},
@@ -31,13 +33,14 @@ use crate::{
 
 /// As a guest's silkd has.
 const DESCRIPTORS: u64 = 65_536;
-const USAGE: &str = "usage: silkd --serve SOCKET | --version; without arguments only as PID 1 of a guest";
+const USAGE: &str = "usage: silkd --serve SOCKET [--doors HTTP_HOST:PORT,SOCKS5_HOST:PORT] | --version; without arguments only as PID 1 of a guest";
 
 /// What the arguments ask for. Pure.
 #[derive(Debug, PartialEq, Eq)]
 enum Mode {
     Guest,
-    Serve(PathBuf),
+    /// The socket, and where the doors listen.
+    Serve(PathBuf, Option<[SocketAddr; 2]>),
     Version,
     Usage,
 }
@@ -46,12 +49,23 @@ impl Mode {
     /// The kernel hands words of its command line to PID 1, which are not for silkd: only `--serve` counts there.
     fn of(pid1: bool, args: &[OsString]) -> Self {
         match args {
-            [flag, socket] if flag == "--serve" && !socket.is_empty() => Self::Serve(socket.into()),
+            [flag, socket] if flag == "--serve" && !socket.is_empty() => Self::Serve(socket.into(), None),
+            [flag, socket, second, doors]
+                if flag == "--serve" && second == "--doors" && !socket.is_empty() =>
+            {
+                doors_of(doors).map_or(Self::Usage, |doors| Self::Serve(socket.into(), Some(doors)))
+            }
             _ if pid1 => Self::Guest,
             [flag] if flag == "--version" => Self::Version,
             _ => Self::Usage,
         }
     }
+}
+
+/// Two addresses, the HTTP door's first.
+fn doors_of(text: &OsString) -> Option<[SocketAddr; 2]> {
+    let (http, socks5) = text.to_str()?.split_once(',')?;
+    Some([http.parse().ok()?, socks5.parse().ok()?])
 }
 
 /// The whole program.
@@ -61,7 +75,7 @@ pub fn main() -> ExitCode {
     let args: Vec<OsString> = std::env::args_os().skip(1).collect();
     match Mode::of(getpid().is_init(), &args) {
         Mode::Guest => guest(),
-        Mode::Serve(socket) => match test_mode(&socket) {
+        Mode::Serve(socket, doors) => match test_mode(&socket, doors) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
                 console(&chain(&*error));
@@ -113,11 +127,12 @@ fn live() -> Result<(), Box<dyn Error>> {
         cgroup_root: booted.cgroup_root,
         pid1: true,
         ports,
+        doors: Some(booted.doors),
     }))?;
     Ok(())
 }
 
-fn test_mode(socket: &Path) -> Result<(), Box<dyn Error>> {
+fn test_mode(socket: &Path, doors: Option<[SocketAddr; 2]>) -> Result<(), Box<dyn Error>> {
     let places = Places::beside(socket);
     let folder = suffixed(socket, ".d");
     make_folders(&places).map_err(|error| format!("{}: {error}", folder.display()))?;
@@ -125,6 +140,9 @@ fn test_mode(socket: &Path) -> Result<(), Box<dyn Error>> {
     more_descriptors()?;
     let group = Scratch::new(getpid().as_raw_nonzero().get());
     let egress = suffixed(socket, ".egress");
+    let doors = doors
+        .map(|[http, socks5]| Listeners::bind(http, socks5))
+        .transpose()?;
     let runtime = runtime()?;
     let outcome = runtime.block_on(async {
         // The agent's last: who finds it finds all.
@@ -147,6 +165,7 @@ fn test_mode(socket: &Path) -> Result<(), Box<dyn Error>> {
             cgroup_root: group.as_ref().map(|group| group.path().to_owned()),
             pid1: false,
             ports,
+            doors,
         });
         served.await?;
         machine.power_off()?;
@@ -192,14 +211,20 @@ mod tests {
         };
         assert_eq!(of(true, &[]), Mode::Guest);
         assert_eq!(of(true, &["quiet", "splash"]), Mode::Guest);
-        assert_eq!(of(true, &["--serve", "a"]), Mode::Serve("a".into()));
-        assert_eq!(of(false, &["--serve", "a"]), Mode::Serve("a".into()));
+        assert_eq!(of(true, &["--serve", "a"]), Mode::Serve("a".into(), None));
+        assert_eq!(of(false, &["--serve", "a"]), Mode::Serve("a".into(), None));
+        let doors = ["127.0.0.1:1".parse().unwrap(), "127.0.0.1:2".parse().unwrap()];
+        assert_eq!(
+            of(false, &["--serve", "a", "--doors", "127.0.0.1:1,127.0.0.1:2"]),
+            Mode::Serve("a".into(), Some(doors))
+        );
         assert_eq!(of(false, &["--version"]), Mode::Version);
         for bad in [
             &[][..],
             &["--serve"],
             &["--serve", ""],
             &["--serve", "a", "b"],
+            &["--serve", "a", "--doors", "127.0.0.1:1"],
             &["-h"],
         ] {
             assert_eq!(of(false, bad), Mode::Usage);

@@ -1,6 +1,6 @@
 //! Processes of a silkd in test mode, over its link: what is left of them in its memory, and what becomes of them when
 //! the sandbox sleeps.
-#![expect(clippy::unwrap_used, reason = "tests say what holds")]
+#![expect(clippy::panic, clippy::unwrap_used, reason = "tests say what holds")]
 #![expect(clippy::large_futures, reason = "no code of a service")]
 
 mod common;

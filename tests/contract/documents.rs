@@ -2,11 +2,12 @@
 
 use std::fmt::Write as _;
 
-use sandbox_protocol::reason::Reason;
+use sandbox_protocol::{door::DoorReason, reason::Reason};
 
 use crate::tree;
 
 const REASONS: &str = "docs/reasons.md";
+const DOOR_REASONS: &str = "docs/door-reasons.md";
 
 /// Whether files that are made from code are written now.
 pub(crate) fn blessing() -> bool {
@@ -39,17 +40,49 @@ fn reasons() -> String {
     text
 }
 
+fn door_reasons() -> String {
+    let mut text = String::from(
+        "# Reasons of the doors\n\n\
+         What a program in a guest is told when a door refuses it: in the status line, in the header `sandbox-deny-reason`, in\n\
+         the JSON of the body, and as a SOCKS5 reply code. They are stable, and none changes its meaning. docs/egress.md says\n\
+         how doors work.\n\n\
+         This page is made from `protocol/src/door.rs` (`BLESS=1 cargo test -p sandbox-tests --test contract`).\n\n\
+         | reason | HTTP | SOCKS5 | again later | what to do |\n|---|---|---|---|---|\n",
+    );
+    for reason in DoorReason::ALL {
+        let retry = if reason.retry() { "yes" } else { "" };
+        let remedy = reason.remedy().replace('|', "\\|");
+        writeln!(
+            text,
+            "| `{}` | {} | {:02} | {retry} | {remedy} |",
+            reason.as_str(),
+            reason.http(),
+            reason.socks()
+        )
+        .expect("a string takes everything");
+    }
+    text
+}
+
+fn is_as_made(page: &str, text: &str) {
+    if blessing() {
+        std::fs::write(tree::root().join(page), text).expect("the page is written");
+    }
+    let found = std::fs::read_to_string(tree::root().join(page)).expect("the page is there");
+    assert!(
+        found == text,
+        "{page} is not what the code says: make it anew with BLESS=1"
+    );
+}
+
 #[test]
 fn reasons_page_is_the_enum() {
-    let text = reasons();
-    if blessing() {
-        std::fs::write(tree::root().join(REASONS), &text).expect("the page is written");
-    }
-    let page = std::fs::read_to_string(tree::root().join(REASONS)).expect("the page is there");
-    assert!(
-        page == text,
-        "{REASONS} is not what the code says: make it anew with BLESS=1"
-    );
+    is_as_made(REASONS, &reasons());
+}
+
+#[test]
+fn door_reasons_page_is_the_enum() {
+    is_as_made(DOOR_REASONS, &door_reasons());
 }
 
 #[test]

@@ -10,6 +10,8 @@ const HOMES: &[(&str, &[&str])] = &[
     ("sled", &["sandboxd/src/journal/store.rs"]),
     ("prometheus_client", &["sandboxd/src/telemetry/"]),
     ("toml", &["sandboxd/src/config/"]),
+    ("hickory_resolver", &["sandboxd/src/egress/resolve.rs"]),
+    ("idna", &["sandboxd/src/policy/authority.rs"]),
     ("clap", &["sandboxd/src/daemon/", "sdk/src/bin/sandboxctl/"]),
     (
         "rustls",

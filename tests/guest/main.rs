@@ -14,6 +14,7 @@
 mod claims;
 mod clones;
 mod deaths;
+mod doors;
 mod golden;
 mod hostile;
 mod node;

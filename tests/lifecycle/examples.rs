@@ -61,6 +61,13 @@ async fn examples_of_files_ports_and_tools_run() {
         said.starts_with(expected) && said.contains("copy/notes.txt\n"),
         "{said}"
     );
+    let said = run(&daemon, "search").await;
+    assert!(
+        said.starts_with("2 replaced in 1 files\n") && said.ends_with("2 lines in 1 files\n"),
+        "{said}"
+    );
+    let said = run(&daemon, "watch-files").await;
+    assert!(said.ends_with("WATCH_KIND_CREATED made\n"), "{said}");
     // What a guest's server may be.
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port().to_string();

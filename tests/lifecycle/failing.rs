@@ -38,7 +38,7 @@ async fn c04_a_warm_guest_that_dies_is_replaced_and_never_handed_out() {
     }
     for row in &rows {
         let gone = daemon.until_state(&row.sandbox, State::Gone).await;
-        // Its end and the loss of its link are two pieces of news of one death.
+        // Its end and the loss of its link are two pieces of news of one death; the stock may find it dead before both.
         let told = ["vm_exited", "agent_lost"];
         assert!(told.iter().any(|why| gone.why.starts_with(why)), "{}", gone.why);
     }

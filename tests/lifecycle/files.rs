@@ -12,7 +12,10 @@ use std::{
 };
 
 use harness::{Ctl, Daemon, HANG, Setup, eventually, process::Process, refused, within};
-use sandbox_sdk::{ErrorKind, Reason, Sandbox, v1::FileKind};
+use sandbox_sdk::{
+    ErrorKind, FileChange, Reason, Sandbox,
+    v1::{FileKind, WatchKind},
+};
 use tokio::io::AsyncReadExt as _;
 
 async fn claimed(daemon: &Daemon) -> Sandbox {
@@ -394,4 +397,97 @@ async fn ls_tells_what_is_there() {
     assert_eq!(ctl.run(["ls", sandbox.id(), &through]).await.text(), "c\n");
     let row = ctl.json(["ls", sandbox.id(), &through]).await;
     assert_eq!((&row["name"], &row["size"]), (&"c".into(), &3.into()));
+}
+
+#[tokio::test]
+async fn find_and_replace_go_through_the_daemon() {
+    let daemon = Setup::stub().warm(1).start().await;
+    let sandbox = claimed(&daemon).await;
+    let ctl = ctl(&daemon, &sandbox);
+    let dir = tempfile::tempdir().unwrap();
+    let odd = dir.path().join(OsStr::from_bytes(b"\xff.txt"));
+    fs::write(&odd, "one\ntwo two\nthree\n").unwrap();
+    fs::write(dir.path().join("a.md"), "two\n").unwrap();
+    fs::write(dir.path().join("binary"), b"two\0\n").unwrap();
+    let path = dir.path().to_str().unwrap();
+    let found = ctl
+        .run(["find", sandbox.id(), "t.o", path, "-g", "*.txt", "-C", "1"])
+        .await;
+    let text = found.text();
+    let lines: Vec<&str> = text
+        .lines()
+        .map(|line| line.rsplit('/').next().unwrap())
+        .collect();
+    assert_eq!(
+        lines,
+        [
+            "\u{fffd}.txt-1-one",
+            "\u{fffd}.txt:2:two two",
+            "\u{fffd}.txt-3-three"
+        ],
+        "{}",
+        found.stderr
+    );
+    let none = ctl.run(["find", sandbox.id(), "nothing like it", path]).await;
+    assert_eq!((none.code, none.text().as_str()), (0, ""));
+    let wrong = ctl.error(["find", sandbox.id(), "(", path]).await;
+    assert_eq!(wrong["reason"], "INVALID_PATTERN");
+
+    let replace = async |more: &[&str]| {
+        let args = [
+            &["replace", sandbox.id(), "(t)wo", "${1}oo", path, "-g", "*.txt"],
+            more,
+        ]
+        .concat();
+        let ran = ctl.run(args).await;
+        assert_eq!(ran.code, 0, "{}", ran.stderr);
+        ran
+    };
+    let ran = replace(&["--dry-run"]).await;
+    assert!(
+        ran.stderr.contains("2 would be replaced in 1 files"),
+        "{}",
+        ran.stderr
+    );
+    assert_eq!(fs::read(&odd).unwrap(), b"one\ntwo two\nthree\n");
+    let ran = replace(&[]).await;
+    assert!(ran.text().ends_with("\u{fffd}.txt: 2\n"), "{}", ran.text());
+    assert_eq!(fs::read(&odd).unwrap(), b"one\ntoo too\nthree\n");
+    assert_eq!(fs::read(dir.path().join("a.md")).unwrap(), b"two\n");
+}
+
+#[tokio::test]
+async fn a_watch_goes_through_the_daemon_and_ends_with_what_it_watches() {
+    let daemon = Setup::stub().warm(1).start().await;
+    let sandbox = claimed(&daemon).await;
+    let dir = tempfile::tempdir().unwrap();
+    let top = dir.path().join("top");
+    fs::create_dir(&top).unwrap();
+    let mut changes = sandbox.files().watch(&top).recursive().stream().await.unwrap();
+    let mut next = async || within(HANG, changes.next()).await.map(Result::unwrap);
+    assert_eq!(next().await, Some(FileChange::Ready { directories: 1 }));
+    let odd = OsStr::from_bytes(b"a\n\xff");
+    fs::create_dir(top.join("d")).unwrap();
+    fs::write(top.join(odd), "").unwrap();
+    let mut created = Vec::new();
+    while created.len() < 2 {
+        if let FileChange::Changed {
+            kind: WatchKind::Created,
+            path,
+            ..
+        } = next().await.unwrap()
+        {
+            created.push(path);
+        }
+    }
+    assert_eq!(created, [&b"d"[..], b"a\n\xff"]);
+    fs::rename(top.join(odd), top.join("b")).unwrap();
+    loop {
+        if let FileChange::Renamed { from, to, .. } = next().await.unwrap() {
+            assert_eq!((&from[..], &to[..]), (odd.as_bytes(), &b"b"[..]));
+            break;
+        }
+    }
+    fs::remove_dir_all(&top).unwrap();
+    while next().await.is_some() {}
 }

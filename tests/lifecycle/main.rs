@@ -15,6 +15,7 @@ mod access;
 mod claims;
 mod commands;
 mod disk;
+mod doors;
 mod ending;
 mod examples;
 mod failing;

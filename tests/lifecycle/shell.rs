@@ -89,8 +89,13 @@ async fn a_shell_is_a_shell() {
         .await;
     terminal.resize(60, 10).await;
     terminal
-        .until("the last page, smaller", |screen| {
-            screen.contains("\n1000\n(END)") && screen.lines().count() <= 10
+        .until("a page of that size", |screen| {
+            // From the line on that was at the top.
+            screen.trim_end().ends_with(
+                "
+980
+:",
+            ) && screen.lines().count() <= 10
         })
         .await;
     terminal.keys("q").await;
@@ -269,4 +274,16 @@ async fn a_shell_whose_window_is_closed_is_hung_up() {
     own.signal(Signal::HUP);
     ended(&mut terminal, 129).await;
     guest.gone().await;
+}
+
+#[tokio::test]
+async fn without_a_command_a_shell_is_the_user_s() {
+    let daemon = Setup::stub().warm(1).start().await;
+    let (sandbox, ctl) = claimed(&daemon).await;
+    let mut terminal = Terminal::open(&ctl).await;
+    let shell = format!("a=$(stty -g); \"$ctl\" shell {}{VERDICT}", sandbox.id());
+    terminal.line(&shell).await;
+    // What is typed too early waits for the shell.
+    terminal.line("[ -t 0 ] && exit 6").await;
+    ended(&mut terminal, 6).await;
 }

@@ -77,7 +77,7 @@ pub(crate) fn with<'a, T: 'a>(
                 Err(error) => Err(error.into()),
             },
         };
-        let stopped = daemon.stop().await;
+        let stopped = Box::pin(daemon.stop()).await;
         let outcome = outcome?;
         stopped?;
         Ok(outcome)

@@ -272,6 +272,7 @@ fn records() -> impl Iterator<Item = (Option<SandboxId>, Transition)> {
                 pool: Some(key.template.clone()),
                 tier: Tier::Warm,
                 labels: [("job".to_owned(), n.to_string())].into(),
+                egress: None,
                 request_key: Some(format!("sdk-{bits:032x}")),
                 request_digest: Some("0".repeat(64)),
                 unknown: Map::new().into_iter().collect(),

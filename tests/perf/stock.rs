@@ -53,6 +53,8 @@ impl Stock {
             warm_max: Some(warm),
             lease_secs: None,
             lease_max_secs: None,
+            egress: String::new(),
+            require_claim_policy: false,
         };
         Ok(self.client.pools().apply(spec).await?)
     }

@@ -7,12 +7,13 @@ use tonic_health::{ServingStatus, server::HealthReporter};
 use sandbox_protocol::v1;
 
 /// Services whose health is told by name, besides the empty name that stands for all.
-const NAMES: [&str; 6] = [
+const NAMES: [&str; 7] = [
     "",
     v1::claims_server::ClaimsServer::<()>::NAME,
     v1::pools_server::PoolsServer::<()>::NAME,
     v1::templates_server::TemplatesServer::<()>::NAME,
     v1::node_server::NodeServer::<()>::NAME,
+    v1::egress_server::EgressServer::<()>::NAME,
     v1::agent_server::AgentServer::<()>::NAME,
 ];
 

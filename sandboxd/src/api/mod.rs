@@ -4,8 +4,8 @@
 //! A request passes `listen` (connection, peer), `front` (request id in, stamps out), the router, and then a service or
 //! `forward`. A service makes a [`Ctx`] of it and answers with a value or a [`Refusal`].
 //!
-//! May call: access, claim, clock, config, doctor, engine (its name), journal (what a row says), link, pool, sandbox, sys,
-//! tasks, template, work.
+//! May call: access, claim, clock, config, doctor, egress, engine (its name), journal (what a row says), link, policy, pool,
+//! sandbox, sys, tasks, template, work.
 //! Never inside: a decision about a sandbox.
 //! Invariant 18: no client reaches AgentControl. It has no route here, and `forward` takes one exact prefix.
 //! Cancel safety: a caller who leaves drops the future of its call; a forwarded call is reset in the guest at once.
@@ -13,6 +13,7 @@
 mod auth;
 mod claims;
 pub mod desk;
+mod egress;
 mod filter;
 mod forward;
 mod front;

@@ -17,6 +17,7 @@ use crate::{
     claim::{Ask, Wanted},
     clock::Tick,
     config::{PoolConfig, PoolFields, TenantPools},
+    policy::{Effect, Layer, Mode, RuleFields},
     pool::{Source, Spec},
     words::{Lane, Name, PoolKey},
 };
@@ -216,9 +217,58 @@ pub(super) fn ask(
         labels: labels(request.labels)?,
         wait: Duration::from_millis(wait_ms.into()),
         warm_only: request.warm_only,
+        layer: request.egress.take().map(layer).transpose()?,
         env: request.env,
         user: request.user,
         deadline,
+    })
+}
+
+/// A claim's layer, compiled.
+pub(super) fn layer(policy: v1::EgressPolicy) -> Result<Arc<Layer>, Refusal> {
+    let invalid = |message: String| Refusal::new(Reason::PolicyInvalid, message);
+    if policy.encoded_len() > limits::CLAIM_POLICY {
+        return Err(invalid(format!(
+            "a claim's policy has at most {} bytes",
+            limits::CLAIM_POLICY
+        )));
+    }
+    let mode = match v1::EgressMode::try_from(policy.mode) {
+        Ok(v1::EgressMode::Unspecified | v1::EgressMode::Enforce) => Mode::Enforce,
+        Ok(v1::EgressMode::Report) => Mode::Report,
+        Err(_unknown) => return Err(invalid("not a mode".into())),
+    };
+    let rule = |rule: v1::EgressRule| {
+        if rule.intercept {
+            return Err(invalid(format!(
+                "rule {:?}: this version does not look into TLS",
+                rule.id
+            )));
+        }
+        let effect = match v1::EgressEffect::try_from(rule.effect) {
+            Ok(v1::EgressEffect::Unspecified | v1::EgressEffect::Allow) => Effect::Allow,
+            Ok(v1::EgressEffect::Deny) => Effect::Deny,
+            Err(_unknown) => return Err(invalid(format!("rule {:?}: not an effect", rule.id))),
+        };
+        Ok(RuleFields {
+            id: rule.id,
+            effect,
+            host: rule.host,
+            ports: rule.ports,
+            methods: rule.methods,
+            paths: rule.paths,
+            message: rule.message,
+        })
+    };
+    let rules = policy
+        .rules
+        .into_iter()
+        .map(rule)
+        .collect::<Result<Vec<_>, _>>()?;
+    let compiled = Layer::new(mode, rules, limits::CLAIM_RULES);
+    compiled.map(Arc::new).map_err(|faults| {
+        let told: Vec<String> = faults.iter().map(ToString::to_string).collect();
+        invalid(told.join("; "))
     })
 }
 
@@ -253,6 +303,11 @@ pub(super) fn pool(spec: Option<v1::PoolSpec>) -> Result<Spec, Refusal> {
         warm_max: spec.warm_max,
         lease_secs: spec.lease_secs,
         lease_max_secs: spec.lease_max_secs,
+        egress: match &*spec.egress {
+            "" => None,
+            policy => Some(self::name("spec.egress", policy)?),
+        },
+        require_claim_policy: spec.require_claim_policy,
     };
     let pool = PoolConfig::new(fields).map_err(|faults| {
         let first = faults.into_iter().next();

@@ -128,6 +128,7 @@ fn add_pools(rooms: &Rooms, names: &[&str]) {
             warm: 0,
             warm_max: 0,
             lease: LeaseBounds::DEFAULT,
+            doors: Default::default(),
             source: Source::File,
         };
         drop(rooms.claims.pools.set(spec));

@@ -16,6 +16,7 @@ use crate::{
     engine::Capture,
     faults,
     journal::{AppendError, Written},
+    policy::Layer,
     pool::{LeaseBounds, Pool, Pools, WaitEnd},
     random,
     sandbox::{
@@ -61,6 +62,8 @@ pub struct Ask {
     pub env: Vec<v1::EnvVar>,
     /// Its default user.
     pub user: bytes::Bytes,
+    /// What its guest may reach, where it narrows that.
+    pub layer: Option<Arc<Layer>>,
     /// Until when the caller waits, if it said so.
     pub deadline: Option<Tick>,
 }
@@ -425,6 +428,7 @@ impl Claims {
                 until: clock.tick().plus(lasts),
                 expires_at: now.plus(lasts),
             },
+            layer: ask.layer.clone(),
             request: ask.request.clone().map(Arc::new),
         };
         (claim, token)

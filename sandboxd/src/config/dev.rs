@@ -11,7 +11,9 @@ use super::{
         default_name, engine_default, log_default, net_default, node_default, sizes_default, template_default,
     },
     pool::PoolFields,
-    types::{Access, Config, Engine, ImageName, Journal, Listen, Node, PoolConfig, Stub, Sync, Template},
+    types::{
+        Access, Config, Egress, Engine, ImageName, Journal, Listen, Node, PoolConfig, Stub, Sync, Template,
+    },
     values,
 };
 use crate::words::{EngineKind, Lane, PoolKey};
@@ -85,6 +87,8 @@ impl Config {
             warm_max: Some(warm),
             lease_secs: None,
             lease_max_secs: None,
+            egress: None,
+            require_claim_policy: false,
         })
         .map_err(|_out_of_range| DevError::Warm { warm })?;
         let image = match image {
@@ -125,6 +129,7 @@ impl Config {
             templates: BTreeMap::from([(default_name(), template)]),
             sizes: sizes_default(),
             pools: BTreeMap::from([(default_name(), pool)]),
+            egress: Egress::default(),
         })
     }
 }

@@ -1,11 +1,13 @@
 //! The configuration: a TOML file read strictly, every mistake told at once, and what may change without a restart.
 //!
-//! May call: words.
+//! May call: policy, words.
 //! Never inside: a key's default or its name anywhere else; the environment.
 //! Cancel safety: nothing here waits.
 
 mod check;
 mod dev;
+#[cfg(test)]
+mod egress_tests;
 mod mistake;
 mod pool;
 mod reload;
@@ -27,8 +29,8 @@ pub use self::{
     pool::{PoolFault, PoolFields},
     reload::{Diff, diff, in_force},
     types::{
-        AccelWish, Access, Config, Engine, ImageName, Journal, Listen, Log, LogFormat, Net, Node, PoolConfig,
-        Role, Stub, StubAgent, Sync, Tcp, Template, Tenant, TenantPools, Tls, Token,
+        AccelWish, Access, Config, Egress, Engine, ImageName, Journal, Listen, Log, LogFormat, Net, Node,
+        PoolConfig, Role, Stub, StubAgent, Sync, Tcp, Template, Tenant, TenantPools, Tls, Token,
     },
 };
 use crate::words::MemBytes;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use sandbox_protocol::limits;
 
 use super::types::PoolConfig;
-use crate::words::PoolKey;
+use crate::words::{Name, PoolKey};
 
 const LEASE: u32 = 3_600;
 const LEASE_MAX: u32 = 24 * 3_600;
@@ -27,6 +27,10 @@ pub struct PoolFields {
     pub lease_secs: Option<u32>,
     /// Longest lease, at most 30 days; a day unless given.
     pub lease_max_secs: Option<u32>,
+    /// Named egress policy; none denies.
+    pub egress: Option<Name>,
+    /// A claim must bring a layer of its own.
+    pub require_claim_policy: bool,
 }
 
 /// A field that is wrong.
@@ -53,6 +57,8 @@ impl PoolConfig {
             warm_max,
             lease_secs,
             lease_max_secs,
+            egress,
+            require_claim_policy,
         } = fields;
         let mut faults = Vec::new();
         let mut within = |field, number: u32, low: u32, high: u32| {
@@ -80,6 +86,8 @@ impl PoolConfig {
             warm_max: most,
             lease: Duration::from_secs(lease.into()),
             lease_max: Duration::from_secs(longest.into()),
+            egress,
+            require_claim_policy,
         })
     }
 }

@@ -70,6 +70,13 @@ pub fn diff(old: &Config, new: &Config) -> Diff {
     maps(&mut diff.changed, "template", &old.templates, &new.templates);
     maps(&mut diff.changed, "size", &old.sizes, &new.sizes);
     maps(&mut diff.changed, "pool", &old.pools, &new.pools);
+    maps(
+        &mut diff.changed,
+        "egress.policy",
+        &old.egress.policies,
+        &new.egress.policies,
+    );
+    differing!(diff.changed, old, new, egress.servers, egress.vetting);
     diff
 }
 

@@ -5,10 +5,14 @@ use std::{
     fmt,
     net::SocketAddr,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
-use crate::words::{EngineKind, MemBytes, Name, PoolKey, Size};
+use crate::{
+    policy::{Layer, Vetting},
+    words::{EngineKind, MemBytes, Name, PoolKey, Size},
+};
 
 /// A checked configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,6 +39,8 @@ pub struct Config {
     pub sizes: BTreeMap<Name, Size>,
     /// Pools by name.
     pub pools: BTreeMap<Name, PoolConfig>,
+    /// What guests may reach.
+    pub egress: Egress,
 }
 
 /// `[node]`.
@@ -241,6 +247,19 @@ pub enum Role {
 pub struct Tenant {
     /// Pools it may claim from.
     pub pools: TenantPools,
+    /// Its egress policy, which exists; none denies.
+    pub egress: Option<Name>,
+}
+
+/// `[egress]`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Egress {
+    /// Policies by name.
+    pub policies: BTreeMap<Name, Arc<Layer>>,
+    /// Name servers; empty: those of resolv.conf.
+    pub servers: Vec<SocketAddr>,
+    /// What is said about addresses, less the daemon's own ports.
+    pub vetting: Vetting,
 }
 
 /// Pools of a tenant.
@@ -316,4 +335,8 @@ pub struct PoolConfig {
     pub lease: Duration,
     /// Longest lease, at most 30 days; whole seconds.
     pub lease_max: Duration,
+    /// Its egress policy, which exists; none denies.
+    pub egress: Option<Name>,
+    /// A claim must bring a layer of its own.
+    pub require_claim_policy: bool,
 }

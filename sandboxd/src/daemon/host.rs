@@ -19,6 +19,7 @@ use crate::{
     clock::WallTime,
     config::{self, Config, TenantPools},
     doctor::{self, Check},
+    egress::{self, Egress},
     engine::Engine,
     journal::Transition,
     pool::{Source, Spec as PoolSpec},
@@ -106,12 +107,16 @@ impl DaemonHost {
         } = &self.means;
         access_now.store(Arc::new(access));
         tenants_now.store(Arc::new(tenants(new)));
+        let sandboxes = &claims.sandboxes;
+        sandboxes.means().egress.set(door_settings(new));
+        set_policies(&sandboxes.means().egress, new);
         claims.templates.set(template_specs(new), new.sizes.clone());
         let _one = changing.begin();
         for name in old.pools.keys().filter(|name| !new.pools.contains_key(*name)) {
             claims.pools.remove(name);
         }
         set_pools(claims, pool_specs(new));
+        claims.sandboxes.rearm();
     }
 }
 
@@ -172,6 +177,31 @@ pub(super) fn tenants(config: &Config) -> BTreeMap<Name, TenantPools> {
         .iter()
         .map(|(name, tenant)| (name.clone(), tenant.pools.clone()))
         .collect()
+}
+
+/// What doors are told of the configuration. The daemon's own ports are no guest's business, on whatever local address
+/// they are reached.
+#[must_use]
+pub(super) fn door_settings(config: &Config) -> egress::Settings {
+    let tcp = config.listen.tcp.as_ref().map(config::Tcp::addr);
+    let mut vetting = config.egress.vetting.clone();
+    let listeners = tcp.into_iter().chain(config.listen.metrics);
+    vetting.own_ports = listeners.map(|address| address.port()).collect();
+    egress::Settings {
+        servers: config.egress.servers.clone(),
+        vetting,
+    }
+}
+
+/// Puts named policies, and who has which, in force for claims from now on.
+pub(super) fn set_policies(egress: &Egress, config: &Config) {
+    let tenants = config
+        .tenants
+        .iter()
+        .map(|(name, tenant)| (name.clone(), tenant.egress.clone()));
+    egress
+        .book()
+        .set(config.egress.policies.clone(), tenants.collect());
 }
 
 /// Templates of the configuration file.
@@ -241,6 +271,7 @@ mod tests {
             warm: 0,
             warm_max: 0,
             lease: LeaseBounds::DEFAULT,
+            doors: Default::default(),
             source,
         }
     }

@@ -12,7 +12,7 @@ use super::{
     args::Environment,
     behind::{Behind, reap, tell_health},
     engines,
-    host::{self, DaemonHost, pool_specs, set_pools, template_specs, tenants},
+    host::{self, DaemonHost, door_settings, pool_specs, set_policies, set_pools, template_specs, tenants},
     lane, listen,
     print::{Refusal, StartReason},
     run::Serving,
@@ -29,6 +29,7 @@ use crate::{
     clock::Clock,
     config::Config,
     disk,
+    egress::Egress,
     engine::Engine,
     faults, image,
     journal::{self, AppendError, Journal, OpenError, Opened, Transition},
@@ -241,6 +242,8 @@ fn domain(
     };
     let templates = Templates::open(means, config.sizes.clone(), template_specs(config))
         .map_err(|error| failed(&error))?;
+    let egress = Egress::new(door_settings(config), metrics.door.clone(), clock.clone());
+    set_policies(&egress, config);
     let sandboxes = Sandboxes::new(Means {
         clock: clock.clone(),
         journal: journal.clone(),
@@ -253,6 +256,7 @@ fn domain(
         },
         deadlines: Deadlines::default(),
         metrics: Arc::clone(metrics),
+        egress,
     });
     let in_flight = u32::from(config.node.clones_in_flight);
     let pools = Pools::new(

@@ -157,6 +157,7 @@ pub fn fold(state: &mut State, record: &Record) {
             Transition::Warmed { .. }
             | Transition::Claimed(_)
             | Transition::Renewed { .. }
+            | Transition::Narrowed { .. }
             | Transition::Ending { .. }
             | Transition::Failed { .. }
             | Transition::Gone
@@ -174,6 +175,7 @@ pub fn fold(state: &mut State, record: &Record) {
             | Transition::Warmed { .. }
             | Transition::Claimed(_)
             | Transition::Renewed { .. }
+            | Transition::Narrowed { .. }
             | Transition::Ending { .. }
             | Transition::Failed { .. }
             | Transition::Gone
@@ -225,7 +227,9 @@ fn step(row: &mut SandboxRow, record: &Record) -> bool {
 
     let next = match (&record.transition, row.state) {
         (Transition::Warmed { .. }, Making | Warm) => Warm,
-        (Transition::Warmed { .. } | Transition::Renewed { .. }, Claimed) => Claimed,
+        (Transition::Warmed { .. } | Transition::Renewed { .. } | Transition::Narrowed { .. }, Claimed) => {
+            Claimed
+        }
         // A clone on demand may be claimed before it was ever in stock.
         (Transition::Claimed(_), Making | Warm) => Claimed,
         (Transition::Ending { .. }, Making | Warm | Claimed | Quarantined) => Ending,
@@ -242,7 +246,10 @@ fn step(row: &mut SandboxRow, record: &Record) -> bool {
         )
         | (Transition::Warmed { .. }, Ending | Failed | Gone | Quarantined)
         | (Transition::Claimed(_), Claimed | Ending | Failed | Gone | Quarantined)
-        | (Transition::Renewed { .. }, Making | Warm | Ending | Failed | Gone | Quarantined)
+        | (
+            Transition::Renewed { .. } | Transition::Narrowed { .. },
+            Making | Warm | Ending | Failed | Gone | Quarantined,
+        )
         | (Transition::Ending { .. }, Ending | Failed | Gone)
         | (Transition::Failed { .. }, Failed | Gone | Quarantined)
         | (Transition::Gone, Gone)
@@ -282,6 +289,11 @@ fn take_facts(row: &mut SandboxRow, record: &Record) {
                 claim.lease_secs = *lease_secs;
                 claim.expires_tick = *expires_tick;
                 claim.expires_at = *expires_at;
+            }
+        }
+        Transition::Narrowed { egress } => {
+            if let Some(claim) = &mut row.claim {
+                claim.egress.clone_from(egress);
             }
         }
         Transition::Ending { why } | Transition::Failed { why } | Transition::Quarantined { why } => {

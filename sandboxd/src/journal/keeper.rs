@@ -456,6 +456,7 @@ impl Keeper {
                 | Transition::Warmed { .. }
                 | Transition::Claimed(_)
                 | Transition::Renewed { .. }
+                | Transition::Narrowed { .. }
                 | Transition::Ending { .. }
                 | Transition::Failed { .. }
                 | Transition::Quarantined { .. }

@@ -11,8 +11,7 @@
 //! Invariant 07: any cut of the log replays; damage costs its sandbox only (`replay`, `fold`).
 //! Invariant 08: log goes only after the store's own barrier (`store`).
 //! Invariant 22: one daemon per state directory (`lock`); the node budget is `admission`'s.
-//! Cancel safety: append, health, cat and check block and run to their end; the async calls can be dropped, and what
-//! they started goes on.
+//! Cancel safety: what blocks runs to its end; async calls can be dropped, and what they started goes on.
 
 mod cat;
 mod fold;
@@ -41,7 +40,7 @@ pub use self::{
     lock::{Lock, LockError, lock_state_dir},
     open::{OpenError, Opened, Options, SEGMENT_BYTES, SyncMode},
     receipt::{AppendError, Health, Synced, Written},
-    record::{ClaimFacts, PoolRow, Record, Transition, Unknown},
+    record::{ClaimFacts, LayerRow, PoolRow, Record, RuleRow, Transition, Unknown},
     replay::{Damage, Torn},
 };
 

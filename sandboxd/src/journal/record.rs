@@ -87,6 +87,12 @@ pub enum Transition {
         /// The same, to tell people.
         expires_at: WallTime,
     },
+    /// What the claim narrows was set anew.
+    Narrowed {
+        /// The claim's layer; none: it does not narrow.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        egress: Option<LayerRow>,
+    },
     /// It ends: nothing but an end comes after.
     Ending {
         /// Why, in words that name no secret.
@@ -132,6 +138,7 @@ impl Transition {
             | Self::Warmed { .. }
             | Self::Claimed(_)
             | Self::Renewed { .. }
+            | Self::Narrowed { .. }
             | Self::PoolApplied { .. }
             | Self::PoolDeleted { .. }
             | Self::Drain { .. } => false,
@@ -165,12 +172,55 @@ pub struct ClaimFacts {
     /// The claimer's labels.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
+    /// What its guest may reach, where the claim narrows that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub egress: Option<LayerRow>,
     /// The request's key, if it had one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request_key: Option<String>,
     /// Digest of the request that the key belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request_digest: Option<String>,
+    /// Fields of a newer version.
+    #[serde(flatten)]
+    pub unknown: Unknown,
+}
+
+/// A claim's layer of what its guest may reach.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LayerRow {
+    /// Its denials are told and pass.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub report: bool,
+    /// Its rules, in their order.
+    pub rules: Vec<RuleRow>,
+    /// Fields of a newer version.
+    #[serde(flatten)]
+    pub unknown: Unknown,
+}
+
+/// A rule of a layer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RuleRow {
+    /// Its id.
+    pub id: String,
+    /// It denies; else it allows.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub deny: bool,
+    /// Hosts.
+    pub host: Vec<String>,
+    /// Ports.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<u32>,
+    /// Methods.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub methods: Vec<String>,
+    /// Prefixes of paths.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub paths: Vec<String>,
+    /// Told to whoever it denies.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
     /// Fields of a newer version.
     #[serde(flatten)]
     pub unknown: Unknown,
@@ -191,6 +241,12 @@ pub struct PoolRow {
     pub lease_secs: u32,
     /// Longest lease, seconds.
     pub lease_max_secs: u32,
+    /// Named egress policy of its sandboxes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub egress: Option<Name>,
+    /// A claim must bring a layer of its own.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub require_claim_policy: bool,
     /// Fields of a newer version.
     #[serde(flatten)]
     pub unknown: Unknown,
@@ -259,6 +315,7 @@ const fn carries_its_own(transition: &Transition) -> bool {
         | Transition::Making { .. }
         | Transition::Warmed { .. }
         | Transition::Renewed { .. }
+        | Transition::Narrowed { .. }
         | Transition::Ending { .. }
         | Transition::Failed { .. }
         | Transition::Gone

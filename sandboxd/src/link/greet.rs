@@ -13,7 +13,12 @@ use super::{LinkError, port::Prefixed};
 /// Bytes read at once before HTTP/2 begins.
 const READ: usize = 8 * 1024;
 
-pub(super) async fn greet<T>(io: T, nonce: Nonce) -> Result<(LinkHello, Prefixed<T>), LinkError>
+/// Writes BREAK once and waits for the HELLO that answers it; gives it, and the port as it is to be read from there on.
+/// The nonce must be fresh. Cancel safe: the port is dropped.
+///
+/// # Errors
+/// [`LinkError::Port`], [`LinkError::Hello`].
+pub async fn greet<T>(io: T, nonce: Nonce) -> Result<(LinkHello, Prefixed<T>), LinkError>
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {

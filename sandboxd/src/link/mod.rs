@@ -32,6 +32,7 @@ use self::signals::Signals;
 pub use self::{
     body::LinkBody,
     error::{LinkError, LostWhy},
+    greet::greet,
     open::open,
     port::Prefixed,
 };

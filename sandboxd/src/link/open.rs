@@ -19,7 +19,7 @@ pub async fn open<T>(io: T, nonce: Nonce, clock: Clock) -> Result<Opened, LinkEr
 where
     T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let (hello, io) = greet::greet(io, nonce).await?;
+    let (hello, io) = greet(io, nonce).await?;
     let proto = negotiate(&hello).ok_or(LinkError::NoCommonProto {
         min: hello.proto_min,
         max: hello.proto_max,

@@ -41,6 +41,11 @@ impl Stock for Warm {
     }
 }
 
+/// Lets go of what is ending. Of one that died just now its own task is about to hear, and knows better than we why.
+fn let_die(ending: Vec<Warm>) {
+    ending.into_iter().for_each(Warm::leave);
+}
+
 /// One pool.
 #[derive(Debug)]
 pub struct Pool {
@@ -211,10 +216,7 @@ impl Pool {
 
     /// What lay in a taker's way: a dead one ends by its own task, a stale one gets one short probe.
     fn let_go(self: &Arc<Self>, stale: Vec<Warm>, ending: Vec<Warm>) {
-        for ending in ending {
-            // Of one that died just now its own task is about to hear, and knows better than we why it ended.
-            ending.leave();
-        }
+        let_die(ending);
         for stale in stale {
             let recheck = refill::recheck(self.pools.clone(), Arc::clone(self), stale);
             self.pools.0.tasks.spawn("recheck", recheck);
@@ -320,7 +322,9 @@ impl Pool {
     fn placed(&self, placed: Placed<Warm>) {
         match placed {
             Placed::Handed | Placed::Stocked => {}
-            Placed::Refused(warm) if self.pools.0.tasks.is_stopping() => warm.leave(),
+            Placed::Refused(warm) if self.pools.0.tasks.is_stopping() || warm.sandbox().is_dead() => {
+                warm.leave();
+            }
             Placed::Refused(warm) => warm.end(Why::of(WhyKind::PoolGone)),
         }
         self.pools.changed();
@@ -359,7 +363,7 @@ impl Pool {
             // What was begun here, or has changed by time alone, nobody else tells.
             self.pools.tell();
         }
-        drop(dead);
+        let_die(dead);
         (plan, surplus)
     }
 

@@ -158,6 +158,8 @@ impl Pools {
     fn put_in_place(&self, spec: Spec) -> Arc<Pool> {
         let name = spec.name.clone();
         self.0.sandboxes.count_for(&name);
+        let book = self.0.sandboxes.means().egress.book();
+        book.set_pool(&name, spec.doors.clone());
         let pool = match self.get(&name) {
             Some(pool) if pool.key() == spec.key => {
                 pool.set_spec(spec);
@@ -196,6 +198,7 @@ impl Pools {
             end_stock(&pool);
             self.0.metrics.forget_pool(name);
             self.0.sandboxes.count_no_more(name);
+            self.0.sandboxes.means().egress.book().forget_pool(name);
         }
         self.changed();
     }

@@ -21,6 +21,7 @@ fn set(rooms: &Rooms, name: &str, warm: u32) -> Arc<Pool> {
         warm,
         warm_max: warm,
         lease: LeaseBounds::DEFAULT,
+        doors: Default::default(),
         source: Source::Applied,
     })
 }

@@ -26,6 +26,7 @@ fn spec(name: &str, warm: u32) -> Spec {
             secs: 60,
             max_secs: limits::LEASE_MAX_SECS,
         },
+        doors: Default::default(),
         source: Source::Applied,
     }
 }

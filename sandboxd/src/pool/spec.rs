@@ -7,6 +7,7 @@ use sandbox_protocol::v1;
 use super::policy::Bounds;
 use crate::{
     config::PoolConfig,
+    egress::PoolTerms,
     journal::PoolRow,
     words::{Name, PoolKey},
 };
@@ -50,6 +51,8 @@ pub struct Spec {
     pub warm_max: u32,
     /// Bounds of its claims' leases.
     pub lease: LeaseBounds,
+    /// What it says about its sandboxes' doors.
+    pub doors: PoolTerms,
     /// Who defined it.
     pub source: Source,
 }
@@ -67,6 +70,10 @@ impl Spec {
             lease: LeaseBounds {
                 secs: secs(pool.lease),
                 max_secs: secs(pool.lease_max),
+            },
+            doors: PoolTerms {
+                policy: pool.egress.clone(),
+                requires_claim_layer: pool.require_claim_policy,
             },
             source,
         }
@@ -88,6 +95,8 @@ impl Spec {
             warm_max: self.warm_max,
             lease_secs: self.lease.secs,
             lease_max_secs: self.lease.max_secs,
+            egress: self.doors.policy.clone(),
+            require_claim_policy: self.doors.requires_claim_layer,
             unknown: Default::default(),
         }
     }
@@ -104,6 +113,10 @@ impl Spec {
                 secs: row.lease_secs,
                 max_secs: row.lease_max_secs,
             },
+            doors: PoolTerms {
+                policy: row.egress.clone(),
+                requires_claim_layer: row.require_claim_policy,
+            },
             source: Source::Applied,
         }
     }
@@ -118,6 +131,13 @@ impl Spec {
             warm_max: Some(self.warm_max),
             lease_secs: Some(self.lease.secs),
             lease_max_secs: Some(self.lease.max_secs),
+            egress: self
+                .doors
+                .policy
+                .as_ref()
+                .map(Name::to_string)
+                .unwrap_or_default(),
+            require_claim_policy: self.doors.requires_claim_layer,
         }
     }
 }

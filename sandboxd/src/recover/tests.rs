@@ -63,6 +63,7 @@ fn facts(key: Option<&str>, claimed_at: u64) -> Box<ClaimFacts> {
         pool: None,
         tier: Tier::Warm,
         labels: Default::default(),
+        egress: None,
         request_key: key.map(Into::into),
         request_digest: key.map(|_| "digest".into()),
         unknown: Default::default(),

@@ -14,7 +14,8 @@ use tracing::Instrument as _;
 use super::{
     entry::{AgentFacts, ApplyError, Birth, Sandbox, Warm},
     life::{Event, Life, Why, WhyKind},
-    registry::{Means, Sandboxes},
+    meter::Meter,
+    registry::Sandboxes,
     relinks::Relinks,
     row::Adoptable,
 };
@@ -31,7 +32,7 @@ use crate::{
     random,
     telemetry::{
         chain,
-        metrics::{Outcome, RefillSeries, RefillStep, RefillTimes},
+        metrics::{Outcome, RefillStep},
         span,
     },
     words::{Name, PoolKey, Size, Tier},
@@ -206,6 +207,7 @@ impl Sandboxes {
         let actor = self.enter(row.birth, Some(reservation));
         actor.sandbox.set_agent(row.agent);
         if let Life::Claimed(claim) = actor.sandbox.life() {
+            actor.sandbox.arm(self, &claim);
             self.means().reaper.set(id, None, claim.lease.until);
         }
         Admitted {
@@ -243,7 +245,8 @@ impl Sandboxes {
     }
 
     fn enter(&self, birth: Birth, reservation: Option<Reservation>) -> Actor {
-        let sandbox = Arc::new(Sandbox::new(birth, reservation));
+        let door = self.means().egress.door(birth.id);
+        let sandbox = Arc::new(Sandbox::new(birth, reservation, door));
         self.insert(Arc::clone(&sandbox));
         Actor {
             sandbox,
@@ -268,36 +271,6 @@ impl Sandboxes {
             }
         };
         self.owners().spawn("sandbox", owned.instrument(span));
-    }
-}
-
-/// What a refill takes, step by step. What is made on demand is a step of its claim and no refill.
-#[derive(Debug)]
-struct Meter {
-    times: RefillTimes,
-    series: Option<RefillSeries>,
-}
-
-impl Meter {
-    fn begin(means: &Means, spec: &MakeSpec) -> Self {
-        let pool = spec.pool.as_ref().filter(|_| spec.tier == Tier::Warm);
-        Self {
-            times: RefillTimes::start(means.clock.clone()),
-            series: pool.map(|pool| means.metrics.refill.series(pool)),
-        }
-    }
-
-    fn done(&mut self, step: RefillStep) {
-        if let Some(series) = &self.series {
-            series.done(&mut self.times, step);
-        }
-    }
-
-    fn over(&self, outcome: Outcome) {
-        if let Some(series) = &self.series {
-            // The pool's own average has its lead time from the same clock.
-            let _lead = series.finish(&self.times, outcome);
-        }
     }
 }
 
@@ -389,7 +362,7 @@ impl Admitted {
 struct Actor {
     sandbox: Arc<Sandbox>,
     sandboxes: Sandboxes,
-    machine: Option<Box<dyn Machine>>,
+    machine: Option<Arc<dyn Machine>>,
 }
 
 impl Actor {
@@ -470,16 +443,18 @@ impl Actor {
                 )
             }
         };
-        let machine = self.machine.insert(machine);
+        let machine = Arc::clone(self.machine.insert(Arc::from(machine)));
         faults::passage("sandbox.started");
         meter.done(RefillStep::Start);
 
         let opened = Box::pin(open_link(machine.as_ref(), &self.sandboxes, hello_limit)).await?;
         faults::passage("sandbox.linked");
-        meter.done(RefillStep::Link);
-
         opened.link.pace(means.paces.warm);
         self.sandbox.set_link(Some(opened.link.clone()));
+        let opening = self.open_doors(&machine);
+        within("doors", hello_limit, StepError::Engine, opening).await?;
+        meter.done(RefillStep::Link);
+
         let renewing = agent::renew(&opened.link, renewal(mode, self.sandbox.id), &means.clock);
         let renewed = within("renew", limits.renew, StepError::Agent, renewing).await?;
         faults::passage("sandbox.renewed_guest");
@@ -548,8 +523,13 @@ impl Actor {
         let limit = if is_warm { limits.hello } else { limits.adopt };
         let attach = means.engine.attach(place, identity);
         let machine = within("attach", limits.attach, StepError::Engine, attach).await?;
-        let machine = self.machine.insert(machine);
+        let machine = Arc::clone(self.machine.insert(Arc::from(machine)));
         let opened = Box::pin(open_link(machine.as_ref(), &self.sandboxes, limit)).await?;
+        // Its doors deny, or serve the claim of its record, already; a guest that does not come to them is served without.
+        let opening = Box::pin(self.open_doors(&machine));
+        if let Err(error) = within("doors", limits.hello, StepError::Engine, opening).await {
+            tracing::warn!(sandbox = %self.sandbox.id, error = %chain(&error), "the guest has not connected for its doors yet");
+        }
         let asking = agent::adopt(&opened.link);
         let adopted = within("adopt", limit, StepError::Agent, asking).await?;
         faults::passage("recover.greeted");
@@ -577,6 +557,26 @@ impl Actor {
         Ok(())
     }
 
+    /// Opens the guest's connection for its doors and has it kept. A guest in this process has none.
+    async fn open_doors(&self, machine: &Arc<dyn Machine>) -> Result<(), EngineError> {
+        let Port::Stream(first) = machine.connect(PortName::Egress).await? else {
+            return Ok(());
+        };
+        let door = self.sandbox.door();
+        let machine = Arc::clone(machine);
+        door.keep_link(first, move || {
+            let machine = Arc::clone(&machine);
+            async move {
+                match machine.connect(PortName::Egress).await {
+                    Ok(Port::Stream(stream)) => Some(stream),
+                    Ok(Port::InProcess) | Err(_) => None,
+                }
+            }
+        });
+        door.linked().await;
+        Ok(())
+    }
+
     /// Keeps watch until the end, or until the daemon stops and leaves the machine to the next.
     async fn keep(self) {
         let sandbox = Arc::clone(&self.sandbox);
@@ -600,11 +600,15 @@ impl Actor {
                     match Box::pin(self.relink(&why.to_string(), may)).await {
                         Relinked::Up => {}
                         Relinked::Ends => break,
-                        Relinked::Left => return,
+                        Relinked::Left => {
+                            sandbox.door().stop().await;
+                            return;
+                        }
                     }
                 }
                 () = owners.stopping() => {
                     link.close();
+                    sandbox.door().stop().await;
                     return;
                 }
                 condition = news.next(&link), if machine.identity().pid.is_some() => sandboxes.noted(&sandbox, condition),
@@ -692,6 +696,7 @@ impl Actor {
             link.close();
         }
         self.sandbox.set_link(None);
+        self.sandbox.door().stop().await;
         faults::passage("sandbox.before_kill");
         let (mut pause, mut stuck) = (Duration::from_millis(100), false);
         loop {

@@ -20,12 +20,20 @@ use crate::{
     admission::Reservation,
     agent::Condition,
     clock::{Tick, WallTime},
+    egress::Door,
     engine::Pulse,
     journal::{AppendError, Written},
     link::Link,
     names::SlotNumber,
+    policy::Sides,
     words::{Name, PoolKey, Tier},
 };
+
+/// What a claim's guest may reach, by the policies that are in force now.
+fn sides(sandboxes: &Sandboxes, claim: &Claim) -> Sides {
+    let book = sandboxes.means().egress.book();
+    book.sides(claim.pool.as_ref(), &claim.owner, claim.layer.as_ref())
+}
 
 /// What is known of a sandbox's agent and process once it answered.
 #[derive(Debug, Clone)]
@@ -62,6 +70,8 @@ pub struct Sandbox {
     link: RwLock<Option<Link>>,
     /// Trouble that its agent told of, one of each name at most.
     conditions: Mutex<Vec<Condition>>,
+    /// Its doors: armed while it is claimed, and only then.
+    door: Door,
     /// Its part of the node's budget, until it is proved gone. None from the start only for a row of an earlier daemon
     /// whose slot is another's by now: there is nothing of it to tear down.
     place: Mutex<Option<Reservation>>,
@@ -108,7 +118,7 @@ pub(super) struct Birth {
 }
 
 impl Sandbox {
-    pub(super) fn new(birth: Birth, place: Option<Reservation>) -> Self {
+    pub(super) fn new(birth: Birth, place: Option<Reservation>, door: Door) -> Self {
         let Birth {
             id,
             slot,
@@ -137,6 +147,7 @@ impl Sandbox {
             pulse: OnceLock::new(),
             link: RwLock::new(None),
             conditions: Mutex::default(),
+            door,
             place: Mutex::new(place),
         }
     }
@@ -156,6 +167,31 @@ impl Sandbox {
     #[must_use]
     pub fn is_ending(&self) -> bool {
         self.ending.load(Ordering::Acquire)
+    }
+
+    /// Its doors.
+    #[must_use]
+    pub const fn door(&self) -> &Door {
+        &self.door
+    }
+
+    /// Arms its doors for a claim, by the policies that are in force now.
+    pub(super) fn arm(&self, sandboxes: &Sandboxes, claim: &Claim) {
+        self.door.arm(
+            claim.id,
+            Arc::clone(&claim.owner),
+            claim.pool.clone(),
+            sides(sandboxes, claim),
+        );
+    }
+
+    /// Sets its doors to the policies that are in force now, if it is claimed.
+    pub(super) fn rearm(&self, sandboxes: &Sandboxes) {
+        self.with_life(|life| {
+            if let Life::Claimed(claim) = life {
+                self.door.change(sides(sandboxes, claim));
+            }
+        });
     }
 
     /// The connection to its agent, if there is one now.
@@ -225,9 +261,16 @@ impl Sandbox {
     /// [`ApplyError::Refused`] without an edge; [`ApplyError::Journal`] where the record of a change could not be
     /// written. Endings are never refused for the journal's sake: they are applied unrecorded.
     pub(super) fn apply(&self, sandboxes: &Sandboxes, event: Event) -> Result<Applied, ApplyError> {
-        let is_change = matches!(event, Event::Made(_) | Event::Taken(_) | Event::Renewed(_));
+        let is_change = matches!(
+            event,
+            Event::Made(_) | Event::Taken(_) | Event::Renewed(_) | Event::Narrowed(_)
+        );
         let mut life = self.life.lock().unwrap_or_else(PoisonError::into_inner);
         let step = step(&life, event).map_err(|Refused| ApplyError::Refused)?;
+        // Invariant 12: the end shuts the doors before anything that may fail.
+        if !matches!(step.next, Life::Claimed(_)) {
+            self.door.disarm();
+        }
         let written = match &step.record {
             Some(record) => match sandboxes.means().record(Some(self.id), record) {
                 Ok(written) => Some(written),
@@ -243,6 +286,14 @@ impl Sandbox {
         let before = std::mem::replace(&mut *life, step.next);
         if step.teardown {
             self.ending.store(true, Ordering::Release);
+        }
+        // And a claim opens them behind its record: one pointer, under the lock, so that no end comes between.
+        match (&before, &*life) {
+            (Life::Warm, Life::Claimed(claim)) => self.arm(sandboxes, claim),
+            (Life::Claimed(before), Life::Claimed(claim)) if before.layer != claim.layer => {
+                self.door.change(sides(sandboxes, claim));
+            }
+            (_, _) => {}
         }
         // Counted under the lock, so that no count is ever seen for a life that was never in force.
         sandboxes.changed(self.id, &before, &life);

@@ -10,12 +10,13 @@
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
-use sandbox_protocol::{id::ClaimId, v1};
+use sandbox_protocol::{id::ClaimId, limits, v1};
 
 use crate::{
     access::TokenHash,
     clock::{Tick, WallTime},
-    journal::{ClaimFacts, Transition},
+    journal::{ClaimFacts, LayerRow, RuleRow, Transition},
+    policy::{Effect, Layer, Mode, Rule, RuleFields},
     telemetry::metrics::EndedWhy,
     words::{Name, Tier},
 };
@@ -194,6 +195,8 @@ pub struct Claim {
     pub claimed_at: WallTime,
     /// Its lease.
     pub lease: Lease,
+    /// What its guest may reach, where the claim narrows that.
+    pub layer: Option<Arc<Layer>>,
     /// The caller's request key and the digest of the request it stands for.
     pub request: Option<Arc<(String, String)>>,
 }
@@ -213,6 +216,7 @@ impl Claim {
             pool: self.pool.clone(),
             tier: self.tier,
             labels: self.labels.as_ref().clone(),
+            egress: self.layer.as_deref().map(layer_row),
             request_key: self.request.as_ref().map(|request| request.0.clone()),
             request_digest: self.request.as_ref().map(|request| request.1.clone()),
             unknown: BTreeMap::new(),
@@ -235,11 +239,54 @@ impl Claim {
                 until: facts.expires_tick,
                 expires_at: facts.expires_at,
             },
+            layer: facts.egress.as_ref().map(|row| Arc::new(read_layer(row))),
             request: facts
                 .request_key
                 .clone()
                 .map(|key| Arc::new((key, facts.request_digest.clone().unwrap_or_default()))),
         })
+    }
+}
+
+/// A claim's layer as the journal has it.
+fn layer_row(layer: &Layer) -> LayerRow {
+    let rule = |rule: &Rule| {
+        let fields = rule.fields();
+        RuleRow {
+            id: fields.id.clone(),
+            deny: fields.effect == Effect::Deny,
+            host: fields.host.clone(),
+            ports: fields.ports.clone(),
+            methods: fields.methods.clone(),
+            paths: fields.paths.clone(),
+            message: fields.message.clone(),
+            unknown: BTreeMap::new(),
+        }
+    };
+    LayerRow {
+        report: layer.mode() == Mode::Report,
+        rules: layer.rules().iter().map(rule).collect(),
+        unknown: BTreeMap::new(),
+    }
+}
+
+/// The layer of a record. One that can no longer be read, or that says more than this version knows, denies everything.
+fn read_layer(row: &LayerRow) -> Layer {
+    let knows_all = row.unknown.is_empty() && row.rules.iter().all(|rule| rule.unknown.is_empty());
+    let fields = |row: &RuleRow| RuleFields {
+        id: row.id.clone(),
+        effect: if row.deny { Effect::Deny } else { Effect::Allow },
+        host: row.host.clone(),
+        ports: row.ports.clone(),
+        methods: row.methods.clone(),
+        paths: row.paths.clone(),
+        message: row.message.clone(),
+    };
+    let mode = if row.report { Mode::Report } else { Mode::Enforce };
+    let rules = row.rules.iter().map(fields).collect();
+    match Layer::new(mode, rules, limits::CLAIM_RULES) {
+        Ok(layer) if knows_all => layer,
+        Ok(_) | Err(_) => Layer::nothing(),
     }
 }
 
@@ -329,6 +376,8 @@ pub enum Event {
     Taken(Box<Claim>),
     /// Its lease is set anew.
     Renewed(Lease),
+    /// What the claim narrows is set anew.
+    Narrowed(Option<Arc<Layer>>),
     /// Somebody who may wants it ended.
     End(Why),
     /// It is dead, or as good as.
@@ -403,6 +452,16 @@ pub fn step(life: &Life, event: Event) -> Result<Step, Refused> {
                 record,
             ))
         }
+        (Life::Claimed(claim), Event::Narrowed(layer)) => {
+            let record = Transition::Narrowed {
+                egress: layer.as_deref().map(layer_row),
+            };
+            let claim = Claim {
+                layer,
+                ..claim.clone()
+            };
+            Ok(still(Life::Claimed(claim), record))
+        }
         (Life::Making | Life::Warm | Life::Quarantined { .. }, Event::End(why) | Event::Died(why)) => {
             Ok(ending(why, None, false))
         }
@@ -473,6 +532,7 @@ pub fn step(life: &Life, event: Event) -> Result<Step, Refused> {
             Event::Made(_)
             | Event::Taken(_)
             | Event::Renewed(_)
+            | Event::Narrowed(_)
             | Event::End(_)
             | Event::Died(_)
             | Event::Expired(_)
@@ -498,8 +558,35 @@ mod tests {
             tier: Tier::Warm,
             claimed_at: WallTime::from_micros(5),
             lease: lease(60),
+            layer: Some(Arc::new(layer())),
             request: Some(Arc::new(("key".into(), "digest".into()))),
         }
+    }
+
+    fn layer() -> Layer {
+        let rule = RuleFields {
+            id: "r".into(),
+            effect: Effect::Deny,
+            host: vec!["*.example.org".into()],
+            ports: vec![80],
+            methods: vec!["GET".into()],
+            paths: vec!["/a".into()],
+            message: "ask".into(),
+        };
+        Layer::new(Mode::Report, vec![rule], limits::CLAIM_RULES).unwrap()
+    }
+
+    #[test]
+    fn a_layer_comes_back_from_its_record_and_one_that_cannot_be_read_denies() {
+        let layer = layer();
+        let row = layer_row(&layer);
+        assert_eq!(read_layer(&row), layer);
+        let mut odd = row.clone();
+        odd.rules[0].host = vec!["a b".into()];
+        assert_eq!(read_layer(&odd), Layer::nothing());
+        let mut newer = row;
+        newer.rules[0].unknown.insert("secret".into(), "x".into());
+        assert_eq!(read_layer(&newer), Layer::nothing());
     }
 
     fn lease(secs: u32) -> Lease {

@@ -22,10 +22,12 @@ use crate::{
     admission::Admission,
     agent::Condition,
     clock::{Clock, Tick},
+    egress::Egress,
     engine::Engine,
     faults,
     feed::{Feed, Reader},
     journal::{AppendError, Journal, Transition, Written},
+    policy::Layer,
     tasks::Group,
     telemetry::metrics::{Metrics, SandboxState},
     words::Name,
@@ -101,6 +103,8 @@ pub struct Means {
     pub deadlines: Deadlines,
     /// What is counted.
     pub metrics: Arc<Metrics>,
+    /// What doors work with.
+    pub egress: Egress,
 }
 
 impl Means {
@@ -278,6 +282,21 @@ impl Sandboxes {
         faults::passage("sandbox.renewed");
         self.means().reaper.set(sandbox.id, before, lease.until);
         Ok(applied)
+    }
+
+    /// Sets what a claim narrows anew: recorded, then in force, then tunnels that it forbids are cut.
+    ///
+    /// # Errors
+    /// See [`super::ApplyError`].
+    pub fn narrow(&self, sandbox: &Sandbox, layer: Option<Arc<Layer>>) -> Result<Applied, super::ApplyError> {
+        sandbox.apply(self, Event::Narrowed(layer))
+    }
+
+    /// Sets the doors of all claims to the policies that are in force now.
+    pub fn rearm(&self) {
+        for sandbox in self.list(None) {
+            sandbox.rearm(self);
+        }
     }
 
     /// A lease's deadline has come: ends its sandbox, unless the lease was set anew meanwhile.

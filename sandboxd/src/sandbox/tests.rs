@@ -32,6 +32,7 @@ fn claim(rooms: &Rooms, lease: Duration) -> Claim {
             until: clock.tick().plus(lease),
             expires_at: clock.wall().plus(lease),
         },
+        layer: None,
         request: None,
     }
 }

@@ -3,9 +3,11 @@
 //! May call: client, retry, error.
 //! Never inside: shapes of our own: what the daemon says is given as it came (`v1`).
 
+mod egress;
 mod rows;
 mod stock;
 
+pub use egress::{Egress, EgressWatch};
 pub use rows::{Claims, ClaimsWatch, SandboxFilter};
 pub use stock::{Node, Pools, PoolsWatch, TemplateBuild, Templates};
 

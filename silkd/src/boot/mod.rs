@@ -1,7 +1,7 @@
 //! Boot: what PID 1 does before there is a runtime, step by step; a failing step names itself and the guest is
 //! powered off: no shell, no retry.
 //!
-//! May call: boot/*, clock, control/files, events, places.
+//! May call: boot/*, clock, control/files, door, events, places.
 //! Never inside: a choice that the command line and the initrd's own files do not make.
 
 mod cmdline;
@@ -25,7 +25,7 @@ use rustix::{
 };
 use sandbox_protocol::metadata::port::{AGENT, EGRESS};
 
-use crate::{events::console, places::Places};
+use crate::{door::Listeners, events::console, places::Places};
 
 /// Why the guest cannot boot.
 #[derive(Debug, thiserror::Error)]
@@ -51,6 +51,8 @@ impl BootError {
 pub struct Booted {
     /// The cgroup below which programs are contained; none: the kernel has no cgroup2.
     pub cgroup_root: Option<PathBuf>,
+    /// The doors' listeners, bound before anything else could take their ports.
+    pub doors: Listeners,
     /// The ports to the host, by name.
     pub ports: Vec<(&'static str, OwnedFd)>,
 }
@@ -66,6 +68,7 @@ pub fn boot(places: &Places) -> Result<Booted, BootError> {
     let options = cmdline::parse(&line).map_err(|error| BootError::new("command line", error))?;
     modules::load(&places.etc_silkd)?;
     network::loopback_up().map_err(|error| BootError::new("network: lo", error))?;
+    let doors = Listeners::of_a_guest().map_err(|error| BootError::new("doors", error))?;
     sysctls();
     root::enter(&options)?;
     mounts::bind_boot_id(&places.boot_id)?;
@@ -73,6 +76,7 @@ pub fn boot(places: &Places) -> Result<Booted, BootError> {
     let ports = ports::open(&[AGENT, EGRESS], options.timeout);
     Ok(Booted {
         cgroup_root,
+        doors,
         ports: ports.map_err(|error| BootError::new("ports", error))?,
     })
 }

@@ -4,7 +4,7 @@
 //! answers and a new connection begins. The end of a port's bytes means that the host is gone: the connection ends and
 //! the next BREAK is awaited. Nothing is inferred from the port itself.
 //!
-//! May call: events, link/port, link/wire, server, tasks.
+//! May call: door, events, link/port, link/wire, server, tasks.
 //! Never inside: a meaning of what is served.
 //! Invariant 15: no restored guest inherits a connection or its bytes. Invariant 16: frames, headers, streams and
 //! windows have the limits of `protocol::limits`.
@@ -19,7 +19,7 @@ use std::os::fd::OwnedFd;
 use sandbox_protocol::v1::LinkHello;
 use tokio::{net::UnixListener, sync::watch};
 
-use crate::{events::Events, server::Server};
+use crate::{door::Doors, events::Events, server::Server};
 
 /// Where a link's ports come from.
 #[derive(Debug)]
@@ -35,8 +35,8 @@ pub enum Source {
 pub enum Serves {
     /// HTTP/2, the host being the client.
     Calls(Server),
-    /// Nothing yet: the second port is held, greets, and drops what comes.
-    Nothing,
+    /// HTTP/2, the host being the server: connections of programs to their doors.
+    Doors(Doors),
 }
 
 /// One port's loop.

@@ -1,6 +1,6 @@
 //! The loop of one port: BREAK, HELLO, a connection, and again.
 //!
-//! May call: events, link/*, server, tasks.
+//! May call: door, events, link/*, server, tasks.
 //! Never inside: a meaning of what is served.
 
 use std::{
@@ -24,7 +24,7 @@ use super::{
     port::Port,
     wire::{Ended, Ends, Wire},
 };
-use crate::{server::Server, tasks::Group};
+use crate::{door::Doors, server::Server, tasks::Group};
 
 impl Link {
     /// Serves until stopped, or until the port itself fails.
@@ -88,7 +88,7 @@ impl Link {
             self.greet(&ends, nonce).await?;
             let ended = match &self.serves {
                 Serves::Calls(server) => self.connection(&ends, server, streams).await,
-                Serves::Nothing => None,
+                Serves::Doors(doors) => Box::pin(self.doors(&ends, doors)).await,
             };
             // Whoever held something of the old connection has let go before the new one is answered.
             streams.stop().await;
@@ -144,6 +144,26 @@ impl Link {
             }
         });
         outcome.await
+    }
+}
+
+impl Link {
+    /// One HTTP/2 connection for the doors. `None` as for [`connection`](Self::connection).
+    async fn doors(&self, ends: &Ends, doors: &Doors) -> Option<Ended> {
+        let mut serving = pin!(doors.serve(ends.clone()));
+        let mut stop = self.stop.clone();
+        let mut stopped = pin!(stop.wait_for(|stop| *stop));
+        poll_fn(|cx| {
+            if stopped.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(None);
+            }
+            let done = serving.as_mut().poll(cx);
+            match ends.wire().take_ended() {
+                Some(ended) => Poll::Ready(Some(ended)),
+                None => done.map(|()| None),
+            }
+        })
+        .await
     }
 }
 

@@ -177,6 +177,53 @@ impl hyper::rt::Read for Ends {
     }
 }
 
+impl tokio::io::AsyncRead for Ends {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: &mut tokio::io::ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let mut wire = self.wire();
+        if wire.has_ended() {
+            return Poll::Ready(Ok(()));
+        }
+        let seen = ready!(wire.poll_seen(cx, into.remaining(), &mut |data| into.put_slice(data)));
+        wire.ended = match seen {
+            Ok(Seen::Data(_)) => None,
+            Ok(Seen::Break(nonce)) => Some(Ended::Break(nonce)),
+            Ok(Seen::End) => Some(Ended::End),
+            Err(error) => Some(Ended::Failed(error)),
+        };
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl tokio::io::AsyncWrite for Ends {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, from: &[u8]) -> Poll<io::Result<usize>> {
+        hyper::rt::Write::poll_write(self, cx, from)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        pieces: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        hyper::rt::Write::poll_write_vectored(self, cx, pieces)
+    }
+}
+
 impl hyper::rt::Write for Ends {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, from: &[u8]) -> Poll<io::Result<usize>> {
         let mut wire = self.wire();

@@ -33,6 +33,7 @@ fn ask(request: Option<&str>) -> Ask {
         warm_only: false,
         env: vec![],
         user: bytes::Bytes::new(),
+        layer: None,
         deadline: None,
     }
 }
@@ -49,6 +50,7 @@ async fn stocked(rooms: &Rooms, warm: u32) -> Arc<Pool> {
         warm,
         warm_max: warm,
         lease: LeaseBounds::DEFAULT,
+        doors: Default::default(),
         source: Source::Applied,
     };
     let (pool, _written) = pools.apply(spec).unwrap();

@@ -25,6 +25,7 @@ fn ask(from: Wanted, allowed: TenantPools) -> Ask {
         warm_only: true,
         env: vec![],
         user: bytes::Bytes::new(),
+        layer: None,
         deadline: None,
     }
 }
@@ -40,6 +41,7 @@ fn spec(name: &str, key: PoolKey) -> Spec {
         warm: 0,
         warm_max: 4,
         lease: LeaseBounds::DEFAULT,
+        doors: Default::default(),
         source: Source::Applied,
     }
 }

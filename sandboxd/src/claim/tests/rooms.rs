@@ -7,6 +7,7 @@ use crate::{
     admission::{Admission, Limits},
     claim::{Claims, Keys},
     clock::Clock,
+    egress::Egress,
     engine::{Engine, tests::fake::Fake},
     image::{self, Image},
     journal::{self, Journal, SyncMode},
@@ -105,6 +106,7 @@ impl Rooms {
                 claimed: link::PACE_CLAIMED,
             },
             deadlines: Deadlines::default(),
+            egress: Egress::new(Default::default(), metrics.door.clone(), Clock::host()),
             metrics: Arc::clone(&metrics),
         });
         let pools = Pools::new(sandboxes.clone(), templates.clone(), Arc::clone(&metrics), 2);

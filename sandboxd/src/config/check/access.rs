@@ -1,18 +1,23 @@
 //! `[tenant.NAME]`, `[access]`.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
-use super::{LIST, exists, or, table_name};
+use super::{LIST, egress, exists, or, table_name};
 use crate::{
     config::{
         types::{Access, Role, Tenant, TenantPools, Token},
         values,
         walk::{Section, Walk, Wrong},
     },
+    policy::Layer,
     words::{Name, OPERATOR},
 };
 
-pub(super) fn tenants(walk: &mut Walk, root: &mut Section<'_>) -> BTreeMap<Name, Tenant> {
+pub(super) fn tenants(
+    walk: &mut Walk,
+    root: &mut Section<'_>,
+    policies: &BTreeMap<Name, Arc<Layer>>,
+) -> BTreeMap<Name, Tenant> {
     let mut tenants = BTreeMap::new();
     for (name, mut table) in walk.named(root, "tenant") {
         let everything = |value: &toml::de::DeValue<'_>| match values::text(value)? {
@@ -28,6 +33,7 @@ pub(super) fn tenants(walk: &mut Walk, root: &mut Section<'_>) -> BTreeMap<Name,
                 .collect::<Option<_>>()
                 .map_or(TenantPools::All, TenantPools::Named),
         };
+        let egress = egress::named(walk, &mut table, policies);
         let span = name.span.clone();
         match table_name(walk, &name, &table) {
             // What operators claim stands under this name.
@@ -35,7 +41,7 @@ pub(super) fn tenants(walk: &mut Walk, root: &mut Section<'_>) -> BTreeMap<Name,
                 let wrong = Wrong::new("this name is the operators'", "another name");
                 walk.mistake(span, format!("tenant.{OPERATOR}"), wrong);
             }
-            Some(name) => drop(tenants.insert(name, Tenant { pools })),
+            Some(name) => drop(tenants.insert(name, Tenant { pools, egress })),
             None => {}
         }
         walk.done(table);

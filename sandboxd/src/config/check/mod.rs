@@ -2,6 +2,7 @@
 //! takes its default, and the mistakes decide at the end.
 
 mod access;
+mod egress;
 mod node;
 mod stock;
 
@@ -74,11 +75,12 @@ fn read(walk: &mut Walk, table: &DeTable<'_>, host: &Host) -> Config {
     let net = node::net(walk, &mut root);
     let journal = node::journal(walk, &mut root);
     let log = node::log(walk, &mut root);
-    let tenants = access::tenants(walk, &mut root);
+    let doors = egress::egress(walk, &mut root);
+    let tenants = access::tenants(walk, &mut root, &doors.policies);
     let access = access::access(walk, &mut root, &tenants);
     let templates = stock::templates(walk, &mut root);
     let sizes = stock::sizes(walk, &mut root);
-    let pools = stock::pools(walk, &mut root, &templates, &sizes);
+    let pools = stock::pools(walk, &mut root, &templates, &sizes, &doors.policies);
     let config = Config {
         node,
         listen,
@@ -94,6 +96,7 @@ fn read(walk: &mut Walk, table: &DeTable<'_>, host: &Host) -> Config {
             .iter()
             .map(|(name, pool)| (name.clone(), pool.value.clone()))
             .collect(),
+        egress: doors,
     };
     stock::stock_fits(walk, &config, &pools);
     walk.done(root);

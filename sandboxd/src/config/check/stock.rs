@@ -1,10 +1,10 @@
 //! `[template.NAME]`, `[size.NAME]`, `[pool.NAME]`.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use sandbox_protocol::{limits, reason::Reason};
 
-use super::{LIST, exists, or, table_name};
+use super::{LIST, egress, exists, or, table_name};
 use crate::{
     config::{
         pool::{PoolFault, PoolFields, WARM_LIMIT, WARM_MAX_LIMIT},
@@ -12,6 +12,7 @@ use crate::{
         values,
         walk::{Found, Section, Walk, Wrong},
     },
+    policy::Layer,
     words::{EngineKind, Lane, MemBytes, Name, PoolKey, Size, Vcpus},
 };
 
@@ -106,6 +107,7 @@ pub(super) fn pools(
     root: &mut Section<'_>,
     templates: &BTreeMap<Name, Template>,
     sizes: &BTreeMap<Name, Size>,
+    policies: &BTreeMap<Name, Arc<Layer>>,
 ) -> Pools {
     let mut pools = Pools::new();
     for (name, mut table) in walk.named(root, "pool") {
@@ -122,7 +124,8 @@ pub(super) fn pools(
             lane: lane(walk, &mut table),
             size: or(size, "small".parse().expect("it is a name")),
         };
-        let (pool, span) = numbers(walk, &mut table, key);
+        let policy = egress::named(walk, &mut table, policies);
+        let (pool, span) = numbers(walk, &mut table, key, policy);
         if let Some(name) = table_name(walk, &name, &table)
             && let Some(value) = pool
         {
@@ -157,6 +160,7 @@ fn numbers(
     walk: &mut Walk,
     table: &mut Section<'_>,
     key: PoolKey,
+    egress: Option<Name>,
 ) -> (Option<PoolConfig>, std::ops::Range<usize>) {
     let warm = walk.get(table, "warm", values::count(0..=WARM_LIMIT));
     let warm_max = walk.get(table, "warm_max", values::count(0..=WARM_MAX_LIMIT));
@@ -175,6 +179,8 @@ fn numbers(
         warm_max: warm_max.map(|found| found.value),
         lease_secs: lease.map(|found| found.value),
         lease_max_secs: lease_max.map(|found| found.value),
+        egress,
+        require_claim_policy: or(walk.get(table, "require_claim_policy", values::flag), false),
     };
     match PoolConfig::new(fields) {
         Ok(pool) => (Some(pool), warm_span),

@@ -21,6 +21,10 @@ use crate::{
 /// For a silkd to end after SIGTERM: it ends its programs first (2 s), which a SIGKILL would leave behind.
 const GRACE: Duration = Duration::from_secs(4);
 
+/// Where a guest's programs find its doors. All guests are on this host, so each takes ports that are free, and tells its
+/// programs which.
+const DOORS: &str = "127.0.0.1:0,127.0.0.1:0";
+
 /// No isolation.
 #[derive(Debug)]
 pub struct StubEngine {
@@ -88,7 +92,12 @@ impl StubEngine {
             let spec = Spec {
                 program: silkd,
                 // Relative to its working directory, which is this one: however long its path is.
-                args: vec!["--serve".into(), PortName::Agent.socket().into()],
+                args: vec![
+                    "--serve".into(),
+                    PortName::Agent.socket().into(),
+                    "--doors".into(),
+                    DOORS.into(),
+                ],
                 keep: Vec::new(),
                 account: None,
                 file_limit: None,

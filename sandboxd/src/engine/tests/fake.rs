@@ -215,8 +215,12 @@ impl Machine for FakeMachine {
         }
     }
 
-    fn connect(&self, _port: PortName) -> BoxFuture<'_, Result<Port, EngineError>> {
-        Box::pin(self.open())
+    fn connect(&self, port: PortName) -> BoxFuture<'_, Result<Port, EngineError>> {
+        match port {
+            PortName::Agent => Box::pin(self.open()),
+            // It has no programs that could come to its doors.
+            PortName::Egress => Box::pin(std::future::ready(Ok(Port::InProcess))),
+        }
     }
 
     fn exited(&self) -> BoxFuture<'_, ExitReport> {

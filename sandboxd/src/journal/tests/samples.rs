@@ -6,7 +6,7 @@ use sandbox_protocol::id::{ClaimId, SandboxId};
 
 use crate::{
     clock::{Tick, WallTime},
-    journal::{ClaimFacts, PoolRow, Transition, Unknown},
+    journal::{ClaimFacts, LayerRow, PoolRow, RuleRow, Transition, Unknown},
     names::SlotNumber,
     words::{Accel, EngineKind, Lane, PoolKey, Tier},
 };
@@ -66,6 +66,7 @@ pub(in crate::journal) fn claimed(n: u16) -> Transition {
         pool: Some("p".parse().unwrap()),
         tier: Tier::Warm,
         labels: BTreeMap::from([("job".into(), "\u{202e}x\n".into())]),
+        egress: Some(layer()),
         request_key: Some("k".into()),
         request_digest: None,
         unknown: Unknown::new(),
@@ -92,6 +93,31 @@ pub(in crate::journal) fn failed() -> Transition {
     }
 }
 
+/// A layer with everything that one can have.
+fn layer() -> LayerRow {
+    let rule = RuleRow {
+        id: "git".into(),
+        deny: true,
+        host: vec!["*.example.org".into()],
+        ports: vec![80],
+        methods: vec!["GET".into()],
+        paths: vec!["/a".into()],
+        message: "ask".into(),
+        unknown: Unknown::new(),
+    };
+    LayerRow {
+        report: true,
+        rules: vec![rule],
+        unknown: Unknown::new(),
+    }
+}
+
+pub(in crate::journal) fn narrowed() -> Transition {
+    Transition::Narrowed {
+        egress: Some(layer()),
+    }
+}
+
 pub(in crate::journal) fn quarantined() -> Transition {
     Transition::Quarantined { why: "test".into() }
 }
@@ -104,6 +130,8 @@ pub(in crate::journal) fn pool_applied(warm: u32) -> Transition {
         warm_max: 8,
         lease_secs: 60,
         lease_max_secs: 600,
+        egress: Some("web".parse().unwrap()),
+        require_claim_policy: true,
         unknown: Unknown::new(),
     };
     Transition::PoolApplied { spec }
@@ -124,6 +152,7 @@ pub(in crate::journal) fn all() -> Vec<(Option<SandboxId>, Transition)> {
         (sb, warmed()),
         (sb, claimed(1)),
         (sb, renewed()),
+        (sb, narrowed()),
         (sb, ending()),
         (sb, failed()),
         (sb, Transition::Gone),

@@ -4,6 +4,7 @@
 //! once: recording is then a few atomic additions, without a lock, a hash or an allocation.
 
 mod claim;
+mod door;
 mod histogram;
 mod names;
 mod process;
@@ -23,6 +24,7 @@ use prometheus_client::{
 use self::names::Metric;
 pub use self::{
     claim::{ClaimMetrics, ClaimSeries, ClaimTimes},
+    door::DoorMetrics,
     histogram::Histogram,
     names::{ClaimStep, DroppedAt, EndedWhy, Outcome, RefillStep, SandboxState},
     refill::{RefillMetrics, RefillSeries, RefillTimes},
@@ -46,6 +48,8 @@ pub struct Metrics {
     pub journal: JournalMetrics,
     /// Of the sandboxes.
     pub sandbox: SandboxMetrics,
+    /// Of the doors.
+    pub door: DoorMetrics,
     /// Of the node.
     pub node: NodeMetrics,
 }
@@ -69,6 +73,7 @@ impl Metrics {
             refill: RefillMetrics::register(&mut book),
             journal: JournalMetrics::register(&mut book),
             sandbox: SandboxMetrics::register(&mut book),
+            door: DoorMetrics::register(&mut book),
             node: NodeMetrics::register(&mut book),
             registry,
         }

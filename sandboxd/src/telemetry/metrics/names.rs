@@ -198,5 +198,6 @@ metrics! {
     MemoryBudget = "memory_budget_bytes", "Memory that guests may have";
     MemoryReserved = "memory_reserved_bytes", "Memory reserved for guests";
     SandboxesMax = "sandboxes_max", "Places for sandboxes";
+    DoorDecisions = "door_decisions", "Decisions of doors, by door, verdict and reason";
     Ready = "ready", "1 while claims are taken";
 }

@@ -34,7 +34,7 @@ fn names_are_distinct_and_end_in_a_unit_or_a_noun() {
         );
         let described = text.contains(&format!("# HELP sandboxd_{name} "));
         // A family without a series is not shown yet.
-        let by_pool = ["claim", "pool", "refill", "build"]
+        let by_pool = ["claim", "pool", "refill", "build", "door"]
             .iter()
             .any(|noun| name.starts_with(noun));
         assert!(described || by_pool, "{name} is not registered");

@@ -160,6 +160,9 @@ pub(crate) enum Verb {
     /// Look after the stocks of warm clones.
     #[command(subcommand)]
     Pool(PoolVerb),
+    /// Look at what sandboxes may reach, and change it.
+    #[command(subcommand)]
+    Egress(EgressVerb),
     /// Look after what clones start from.
     #[command(subcommand)]
     Template(TemplateVerb),
@@ -218,6 +221,7 @@ impl Verb {
             | Self::Git(_)
             | Self::Lsp(_)
             | Self::Pool(_)
+            | Self::Egress(_)
             | Self::Template(_)
             | Self::Node(_)
             | Self::WaitReady(_)
@@ -316,6 +320,9 @@ pub(crate) struct ClaimArgs {
     /// User of commands that name none: name or number, with `:group` if wanted.
     #[arg(long, value_name = "U")]
     pub(crate) user: Option<OsString>,
+    /// JSON file with what it may reach, of what pool and tenant allow: {"rules":[{"id":"git","host":["example.org"]}]}.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) egress: Option<PathBuf>,
     /// Count the exact work.
     #[arg(long)]
     pub(crate) trace: bool,
@@ -515,6 +522,12 @@ pub(crate) struct PoolApplyArgs {
     /// Longest lease [default: 24h].
     #[arg(long, value_name = "D", value_parser = duration)]
     pub(crate) lease_max: Option<Duration>,
+    /// Egress policy of the configuration; none: its sandboxes reach nothing.
+    #[arg(long, value_name = "P")]
+    pub(crate) egress: Option<String>,
+    /// A claim must bring an egress policy of its own.
+    #[arg(long)]
+    pub(crate) require_claim_policy: bool,
     #[command(flatten)]
     pub(crate) limit: Limit,
 }
@@ -523,6 +536,73 @@ pub(crate) struct PoolApplyArgs {
 pub(crate) struct NameArgs {
     /// Its name.
     pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) limit: Limit,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum EgressVerb {
+    /// Tell what a door would answer, and why. Nothing is dialled.
+    #[command(
+        after_help = "Examples:\n  sandboxctl egress explain --sandbox sb_... example.org:443\n  \
+                      sandboxctl egress explain --pool web --resolve http://example.org/path"
+    )]
+    Explain(EgressExplainArgs),
+    /// Show the layers in force for a sandbox.
+    Show(InspectArgs),
+    /// Set what a claim narrows anew; tunnels that it forbids are cut.
+    Set(EgressSetArgs),
+    /// Follow decisions as they happen.
+    Tail(EgressTailArgs),
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct EgressExplainArgs {
+    /// Of which sandbox.
+    #[arg(long, value_name = "SANDBOX", conflicts_with_all = ["pool", "tenant"])]
+    pub(crate) sandbox: Option<String>,
+    /// Of claims from which pool.
+    #[arg(long, value_name = "P", required_unless_present = "sandbox")]
+    pub(crate) pool: Option<String>,
+    /// Of which tenant's claims [default: the caller's own].
+    #[arg(long, value_name = "T")]
+    pub(crate) tenant: Option<String>,
+    /// JSON file with a claim's layer.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) egress: Option<PathBuf>,
+    /// Method of a request [default: GET].
+    #[arg(long, value_name = "M")]
+    pub(crate) method: Option<String>,
+    /// Look the name up too, if it is allowed.
+    #[arg(long)]
+    pub(crate) resolve: bool,
+    /// HOST:PORT for a tunnel, `http://HOST/PATH` for a request.
+    pub(crate) target: String,
+    #[command(flatten)]
+    pub(crate) limit: Limit,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct EgressSetArgs {
+    /// Id of the sandbox.
+    pub(crate) sandbox: String,
+    /// JSON file with the layer; without it the claim narrows nothing.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) egress: Option<PathBuf>,
+    /// Only if the layer is still the one with this digest (of `egress show`).
+    #[arg(long, value_name = "DIGEST")]
+    pub(crate) if_digest: Option<String>,
+    #[command(flatten)]
+    pub(crate) limit: Limit,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct EgressTailArgs {
+    /// Of one sandbox [default: all that you may see].
+    pub(crate) sandbox: Option<String>,
+    /// Begin with decisions that are still kept, from this number on.
+    #[arg(long, value_name = "N")]
+    pub(crate) from: Option<u64>,
     #[command(flatten)]
     pub(crate) limit: Limit,
 }

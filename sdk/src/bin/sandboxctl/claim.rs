@@ -7,6 +7,7 @@ use sandbox_sdk::{ClaimBuilder, Client, Sandbox, v1};
 use crate::{
     Reach,
     args::{self, ClaimArgs, Wanted},
+    egress,
     fault::Fault,
     human, json,
     print::{Out, fields},
@@ -67,6 +68,9 @@ pub(crate) async fn make(client: &Client, args: ClaimArgs) -> Result<Sandbox, Fa
     }
     if let Some(user) = args.user {
         claim = claim.user(user.into_vec());
+    }
+    if let Some(path) = &args.egress {
+        claim = claim.egress(egress::read(path)?);
     }
     if args.trace {
         claim = claim.trace();

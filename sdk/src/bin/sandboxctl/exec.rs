@@ -96,8 +96,15 @@ pub(crate) async fn interact(
         command = command.detach_on_disconnect();
     }
     let mut signals = Signals::catch()?;
-    let mut remote = Remote::exec(command.stream().await?);
-    let id = remote.started().await?;
+    let opening = async {
+        let mut remote = Remote::exec(command.stream().await?);
+        let id = remote.started().await?;
+        Ok::<_, Fault>((remote, id))
+    };
+    let (remote, id) = tokio::select! {
+        opened = Box::pin(opening) => opened?,
+        number = signals.next() => return Err(Fault::Signal(number)),
+    };
     let left = Box::pin(remote.interact(keys.unwrap_or_default(), &mut signals, out)).await;
     if !matches!(left, Ok(Left::Ended(_))) {
         terminal::clean();

@@ -68,6 +68,8 @@ pub(crate) fn pool(pool: &v1::Pool) -> Value {
             "warm_max": spec.warm_max,
             "lease_secs": spec.lease_secs,
             "lease_max_secs": spec.lease_max_secs,
+            "egress": spec.egress,
+            "require_claim_policy": spec.require_claim_policy,
         },
         "source": word(pool.source().as_str_name()),
         "target": pool.target,

@@ -7,6 +7,7 @@ mod args;
 mod bench;
 mod claim;
 mod cp;
+mod egress;
 mod exec;
 mod fault;
 mod find;
@@ -147,6 +148,7 @@ async fn verb(cli: Cli, out: Out) -> Result<ExitCode, Fault> {
         Verb::Git(args) => git::git(&reach, args, out).await,
         Verb::Lsp(args) => lsp::lsp(&reach, args).await,
         Verb::Pool(verb) => pool::verb(&reach, verb, out).await,
+        Verb::Egress(verb) => egress::verb(&reach, verb, out).await,
         Verb::Template(verb) => template::verb(&reach, verb, out).await,
         Verb::Node(verb) => node::verb(&reach, verb, out).await,
         Verb::WaitReady(args) => ready::wait(&reach, args, out).await,

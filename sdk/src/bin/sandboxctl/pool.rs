@@ -56,6 +56,8 @@ async fn apply(reach: &Reach, args: PoolApplyArgs, out: Out) -> Result<(), Fault
         warm_max: args.warm_max,
         lease_secs: seconds("--lease", args.lease)?,
         lease_max_secs: seconds("--lease-max", args.lease_max)?,
+        egress: args.egress.unwrap_or_default(),
+        require_claim_policy: args.require_claim_policy,
     };
     let client = reach.client(Some(limit)).await?;
     let pool = within(Some(limit), async { Ok(client.pools().apply(spec).await?) }).await?;

@@ -7,6 +7,7 @@ mod gathered;
 mod harness;
 mod memory;
 mod sessions;
+mod shells;
 mod starts;
 mod streams;
 mod terminal;

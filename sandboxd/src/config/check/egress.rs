@@ -1,0 +1,263 @@
+//! `[egress]`: policies, name servers, and what is said about addresses.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, SocketAddr},
+    ops::Range,
+    sync::Arc,
+};
+
+use ipnet::{IpNet, Ipv6Net};
+use sandbox_protocol::limits;
+use toml::de::DeValue;
+
+use super::{LIST, exists, or, table_name};
+use crate::{
+    config::{
+        types::Egress,
+        values,
+        walk::{Found, Section, Walk, Wrong},
+    },
+    policy::{Effect, Internal, Layer, LayerFault, Mode, Opening, RuleFields, Vetting},
+    words::Name,
+};
+
+/// Port of a name server that names none.
+const DNS: u16 = 53;
+
+const MODES: &[(&str, Mode)] = &[("enforce", Mode::Enforce), ("report", Mode::Report)];
+const EFFECTS: &[(&str, Effect)] = &[("allow", Effect::Allow), ("deny", Effect::Deny)];
+
+pub(super) fn egress(walk: &mut Walk, root: &mut Section<'_>) -> Egress {
+    let mut table = walk.section(root, "egress");
+    let policies = policies(walk, &mut table);
+    let mut resolver = walk.section(&mut table, "resolver");
+    let servers = plain(walk.list(&mut resolver, "servers", LIST, server));
+    walk.done(resolver);
+    let vetting = Vetting {
+        own: plain(walk.list(&mut table, "own_addresses", LIST, net)),
+        own_ports: BTreeSet::new(),
+        nat64: plain(walk.list(&mut table, "nat64_prefixes", LIST, nat64)),
+        internal: internal(walk, &mut table),
+    };
+    walk.done(table);
+    Egress {
+        policies,
+        servers,
+        vetting,
+    }
+}
+
+/// The policy that a pool or tenant names; empty: none.
+pub(super) fn named(
+    walk: &mut Walk,
+    table: &mut Section<'_>,
+    policies: &BTreeMap<Name, Arc<Layer>>,
+) -> Option<Name> {
+    let or_none = |value: &DeValue<'_>| match values::text(value)? {
+        "" => Ok(None),
+        said => values::parse_name(said).map(Some),
+    };
+    let found = walk.get(table, "egress", or_none)?;
+    let span = found.span;
+    let name = Found {
+        value: found.value?,
+        span,
+    };
+    exists(walk, table.key("egress"), "egress.policy", &name, policies);
+    Some(name.value)
+}
+
+fn plain<T>(found: Option<Vec<Found<T>>>) -> Vec<T> {
+    found
+        .unwrap_or_default()
+        .into_iter()
+        .map(|found| found.value)
+        .collect()
+}
+
+fn policies(walk: &mut Walk, table: &mut Section<'_>) -> BTreeMap<Name, Arc<Layer>> {
+    let mut policies = BTreeMap::new();
+    for (name, mut policy) in walk.named(table, "policy") {
+        let mode = or(walk.get(&mut policy, "mode", values::word(MODES)), Mode::Enforce);
+        let mut rules = Vec::new();
+        let mut places = Vec::new();
+        for mut entry in walk.sections(&mut policy, "rules", limits::POLICY_RULES) {
+            let (fields, spans) = rule(walk, &mut entry);
+            rules.push(fields);
+            places.push((entry.key(""), spans));
+            walk.done(entry);
+        }
+        match (
+            Layer::new(mode, rules, limits::POLICY_RULES),
+            table_name(walk, &name, &policy),
+        ) {
+            (Ok(layer), Some(name)) => drop(policies.insert(name, Arc::new(layer))),
+            (Ok(_), None) => {}
+            (Err(faults), _) => {
+                for fault in faults {
+                    tell(walk, &fault, &places, name.span.clone());
+                }
+            }
+        }
+        walk.done(policy);
+    }
+    policies
+}
+
+/// Where the fields of a rule stand, and the rule itself.
+struct Spans {
+    whole: Range<usize>,
+    fields: Vec<(&'static str, Range<usize>)>,
+}
+
+fn tell(walk: &mut Walk, fault: &LayerFault, places: &[(String, Spans)], otherwise: Range<usize>) {
+    let LayerFault { at, fault } = fault;
+    let place = places.get(*at);
+    let span = place.map_or(otherwise, |(_, spans)| {
+        let field = spans.fields.iter().find(|(name, _)| *name == fault.field);
+        field.map_or(&spans.whole, |(_, span)| span).clone()
+    });
+    let key = place.map_or_else(String::new, |(path, _)| format!("{path}{}", fault.field));
+    let wrong = Wrong::new(format!("`{key}`: {}", fault.what), fault.allowed);
+    walk.mistake(span, key, wrong);
+}
+
+fn rule(walk: &mut Walk, table: &mut Section<'_>) -> (RuleFields, Spans) {
+    let mut spans = Spans {
+        whole: table.span(),
+        fields: Vec::new(),
+    };
+    let mut text = |walk: &mut Walk, table: &mut Section<'_>, key| {
+        let found = walk.get(table, key, |value| values::text(value).map(str::to_owned));
+        found.map_or_else(String::new, |found| {
+            spans.fields.push((key, found.span));
+            found.value
+        })
+    };
+    let id = text(walk, table, "id");
+    let message = text(walk, table, "message");
+    let effect = or(walk.get(table, "effect", values::word(EFFECTS)), Effect::Allow);
+    let mut texts = |walk: &mut Walk, table: &mut Section<'_>, key| {
+        let found = walk.list(table, key, LIST.max(limits::POLICY_HOSTS), |value| {
+            values::text(value).map(str::to_owned)
+        });
+        noted(&mut spans, key, found)
+    };
+    let host = texts(walk, table, "host");
+    let methods = texts(walk, table, "methods");
+    let paths = texts(walk, table, "paths");
+    let ports = walk.list(table, "ports", LIST, values::count(1..=65_535));
+    let ports = noted(&mut spans, "ports", ports);
+    if let Some(intercept) = walk.get(table, "intercept", values::flag)
+        && intercept.value
+    {
+        let key = table.key("intercept");
+        let wrong = Wrong::new(
+            format!("`{key}`: this version does not look into TLS"),
+            "leave it out: a rule without methods and paths covers tunnels",
+        );
+        walk.mistake(intercept.span, key, wrong);
+    }
+    let fields = RuleFields {
+        id,
+        effect,
+        host,
+        ports,
+        methods,
+        paths,
+        message,
+    };
+    (fields, spans)
+}
+
+fn noted<T>(spans: &mut Spans, key: &'static str, found: Option<Vec<Found<T>>>) -> Vec<T> {
+    let found = found.unwrap_or_default();
+    if let Some(first) = found.first() {
+        spans.fields.push((key, first.span.clone()));
+    }
+    found.into_iter().map(|found| found.value).collect()
+}
+
+fn internal(walk: &mut Walk, table: &mut Section<'_>) -> Vec<Internal> {
+    let mut all = Vec::new();
+    for mut entry in walk.sections(table, "internal_allow", LIST) {
+        let cidr = walk.get(&mut entry, "cidr", net);
+        let ports = plain(walk.list(&mut entry, "ports", LIST, values::small_count(1..=65_535)));
+        let pools = opening(walk, &mut entry, "pools");
+        let tenants = opening(walk, &mut entry, "tenants");
+        match cidr {
+            Some(cidr) if !ports.is_empty() => all.push(Internal {
+                net: cidr.value,
+                ports: ports.into_iter().collect(),
+                pools,
+                tenants,
+            }),
+            Some(_) | None => {
+                let wrong = Wrong::new(
+                    "an address is opened by `cidr` and `ports`",
+                    "such as { cidr = \"10.1.2.3/32\", ports = [443] }",
+                );
+                walk.mistake(entry.span(), entry.key("ports"), wrong);
+            }
+        }
+        walk.done(entry);
+    }
+    all
+}
+
+/// Names, or all where nothing or `*` is said.
+fn opening(walk: &mut Walk, table: &mut Section<'_>, key: &'static str) -> Opening {
+    let name = |value: &DeValue<'_>| match values::text(value)? {
+        "*" => Ok(None),
+        said => values::parse_name(said).map(Some),
+    };
+    match walk.list(table, key, LIST, name) {
+        None => Opening::All,
+        Some(found) => found
+            .into_iter()
+            .map(|found| found.value)
+            .collect::<Option<BTreeSet<Name>>>()
+            .map_or(Opening::All, Opening::Named),
+    }
+}
+
+fn server(value: &DeValue<'_>) -> Result<SocketAddr, Wrong> {
+    let said = values::text(value)?;
+    let wrong = || {
+        Wrong::new(
+            format!("\"{said}\" is not a name server"),
+            "an address, with or without :PORT",
+        )
+    };
+    match said.parse::<IpAddr>() {
+        Ok(address) => Ok(SocketAddr::new(address, DNS)),
+        Err(_) => said.parse().map_err(|_no_address| wrong()),
+    }
+}
+
+/// A range; an address stands for itself alone.
+fn net(value: &DeValue<'_>) -> Result<IpNet, Wrong> {
+    let said = values::text(value)?;
+    let whole = |address: IpAddr| IpNet::from(address.to_canonical());
+    let net = said
+        .parse::<IpAddr>()
+        .map(whole)
+        .or_else(|_| said.parse::<IpNet>());
+    let wrong = || {
+        Wrong::new(
+            format!("\"{said}\" is not a range"),
+            "such as \"10.1.2.3/32\", \"fd00:1::/48\"",
+        )
+    };
+    let net = net.map_err(|_no_range| wrong())?;
+    // What is written with bits behind its prefix was meant otherwise.
+    if net.trunc() == net { Ok(net) } else { Err(wrong()) }
+}
+
+fn nat64(value: &DeValue<'_>) -> Result<Ipv6Net, Wrong> {
+    match net(value)? {
+        IpNet::V6(net) if net.prefix_len() == 96 => Ok(net),
+        IpNet::V4(_) | IpNet::V6(_) => Err(Wrong::new("not a NAT64 prefix", "IPv6 with /96")),
+    }
+}

@@ -1,0 +1,243 @@
+//! The pointer that both doors of a sandbox share, and what is counted of them.
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use arc_swap::ArcSwapOption;
+use sandbox_protocol::{
+    id::{ClaimId, SandboxId},
+    limits::DOOR_CONNECTIONS,
+};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::{Decided, Egress};
+use crate::{policy::Sides, tasks::Group, words::Name};
+
+/// Denials that a guest can list.
+const DENIALS: usize = 32;
+
+/// Which door.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DoorKind {
+    /// HTTP.
+    Http,
+    /// SOCKS5.
+    Socks5,
+}
+
+impl DoorKind {
+    /// Its text.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Http => "http",
+            Self::Socks5 => "socks5",
+        }
+    }
+}
+
+/// What a door enforces for one claim.
+#[derive(Debug)]
+pub struct Armed {
+    /// The claim: a connection of another one, or of none, is not served.
+    pub claim: ClaimId,
+    /// Whose it is.
+    pub tenant: Arc<str>,
+    /// Which pool served it.
+    pub pool: Option<Name>,
+    /// The policy.
+    pub sides: Sides,
+    /// Cancelled with the claim's end, whatever is under way.
+    pub(super) cut: CancellationToken,
+}
+
+/// Both doors of one sandbox; a handle.
+#[derive(Clone)]
+pub struct Door(Arc<Inner>);
+
+struct Inner {
+    egress: Egress,
+    sandbox: SandboxId,
+    armed: ArcSwapOption<Armed>,
+    /// Told when the policy of the claim at hand is another.
+    changed: watch::Sender<()>,
+    open: [AtomicUsize; 2],
+    is_linked: watch::Sender<bool>,
+    denials: Mutex<VecDeque<Arc<Decided>>>,
+    connections: Group,
+}
+
+impl fmt::Debug for Door {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Door")
+            .field("sandbox", &self.0.sandbox)
+            .field("armed", &self.0.armed.load().is_some())
+            .field("open", &self.0.open)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Door {
+    pub(super) fn new(egress: Egress, sandbox: SandboxId) -> Self {
+        Self(Arc::new(Inner {
+            egress,
+            sandbox,
+            armed: ArcSwapOption::const_empty(),
+            changed: watch::Sender::new(()),
+            open: [const { AtomicUsize::new(0) }; 2],
+            is_linked: watch::Sender::new(false),
+            denials: Mutex::default(),
+            connections: Group::new(),
+        }))
+    }
+
+    /// From here on connections are judged by the policy of this claim: one store, nothing else.
+    pub fn arm(&self, claim: ClaimId, tenant: Arc<str>, pool: Option<Name>, sides: Sides) {
+        let armed = Armed {
+            claim,
+            tenant,
+            pool,
+            sides,
+            cut: CancellationToken::new(),
+        };
+        self.0.armed.store(Some(Arc::new(armed)));
+    }
+
+    /// Sets another policy for the claim that the door is armed for. Tunnels judge themselves anew and are cut where it
+    /// forbids them.
+    pub fn change(&self, sides: Sides) {
+        let Some(now) = self.armed() else { return };
+        if now.sides == sides {
+            return;
+        }
+        let armed = Armed {
+            claim: now.claim,
+            tenant: Arc::clone(&now.tenant),
+            pool: now.pool.clone(),
+            sides,
+            cut: now.cut.clone(),
+        };
+        self.0.armed.store(Some(Arc::new(armed)));
+        self.0.changed.send_replace(());
+    }
+
+    /// From here on nothing is served, and what is under way is cut. Needs nothing that can fail; twice is as once.
+    pub fn disarm(&self) {
+        if let Some(armed) = self.0.armed.swap(None) {
+            armed.cut.cancel();
+        }
+    }
+
+    /// What is in force; none: unarmed.
+    #[must_use]
+    pub fn armed(&self) -> Option<Arc<Armed>> {
+        self.0.armed.load_full()
+    }
+
+    /// Whose doors they are.
+    #[must_use]
+    pub fn sandbox(&self) -> SandboxId {
+        self.0.sandbox
+    }
+
+    /// Connections that are open.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.0.open.iter().map(|open| open.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Whether the guest's connection is up.
+    #[must_use]
+    pub fn is_linked(&self) -> bool {
+        *self.0.is_linked.borrow()
+    }
+
+    /// Resolves once the guest's connection is up. Cancel safe.
+    pub async fn linked(&self) {
+        let mut linked = self.0.is_linked.subscribe();
+        // The sender is ours.
+        drop(linked.wait_for(|linked| *linked).await);
+    }
+
+    pub(super) fn set_linked(&self, is_linked: bool) {
+        self.0.is_linked.send_replace(is_linked);
+    }
+
+    pub(super) fn egress(&self) -> &Egress {
+        &self.0.egress
+    }
+
+    pub(super) fn changes(&self) -> watch::Receiver<()> {
+        self.0.changed.subscribe()
+    }
+
+    pub(super) fn group(&self) -> &Group {
+        &self.0.connections
+    }
+
+    /// Ends every connection and waits for their tasks. Cancel safe; call again to go on waiting.
+    pub async fn stop(&self) {
+        self.disarm();
+        self.0.connections.stop().await;
+    }
+
+    /// Notes a denial for the guest to list.
+    pub(super) fn note(&self, denied: Arc<Decided>) {
+        let mut denials = self.0.denials.lock().unwrap_or_else(PoisonError::into_inner);
+        if denials.len() == DENIALS {
+            denials.pop_front();
+        }
+        denials.push_back(denied);
+    }
+
+    /// The last denials of the claim at hand, oldest first.
+    #[must_use]
+    pub fn denials(&self) -> Vec<Arc<Decided>> {
+        let denials = self.0.denials.lock().unwrap_or_else(PoisonError::into_inner);
+        denials.iter().cloned().collect()
+    }
+
+    /// A place for a connection; none: the door, or the node, has too many.
+    #[must_use]
+    pub fn seat(&self, kind: DoorKind) -> Option<Seat> {
+        let [http, socks5] = &self.0.open;
+        let open = match kind {
+            DoorKind::Http => http,
+            DoorKind::Socks5 => socks5,
+        };
+        let mine = open.fetch_add(1, Ordering::Relaxed);
+        if mine < DOOR_CONNECTIONS && self.0.egress.enter(mine) {
+            return Some(Seat {
+                door: self.clone(),
+                kind,
+            });
+        }
+        open.fetch_sub(1, Ordering::Relaxed);
+        None
+    }
+}
+
+/// A connection's place; free again when dropped.
+#[derive(Debug)]
+pub struct Seat {
+    door: Door,
+    kind: DoorKind,
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let [http, socks5] = &self.door.0.open;
+        match self.kind {
+            DoorKind::Http => http.fetch_sub(1, Ordering::Relaxed),
+            DoorKind::Socks5 => socks5.fetch_sub(1, Ordering::Relaxed),
+        };
+        self.door.0.egress.leave();
+    }
+}

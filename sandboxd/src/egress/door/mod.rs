@@ -1,0 +1,132 @@
+//! What a guest's connection meets: who serves it, how it is refused, how it ends.
+
+mod gate;
+pub mod guard;
+mod http;
+mod keep;
+mod link;
+pub mod socks5;
+mod stream;
+#[cfg(test)]
+mod tests;
+mod tunnel;
+
+use std::{sync::Arc, time::Duration};
+
+use sandbox_protocol::door::DoorReason;
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
+    time::timeout,
+};
+
+pub use self::link::{LinkOver, serve_link};
+pub(super) use super::Visit;
+use super::{Armed, Denial, Door, DoorKind, Seat};
+
+/// A request's head, or a SOCKS5 handshake, from its first byte.
+const HEAD_TIME: Duration = Duration::from_secs(10);
+/// From one request to the next on a kept connection.
+const IDLE: Duration = Duration::from_secs(60);
+/// A body that does not move.
+const BODY: Duration = Duration::from_secs(5 * 60);
+/// A tunnel in which nothing moves.
+const TUNNEL: Duration = Duration::from_secs(60 * 60);
+/// What a client may still send after it was told that it is over.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// A connection as it was accepted: what the door was armed with then, and its place.
+#[derive(Debug)]
+pub struct Accepted {
+    door: Door,
+    kind: DoorKind,
+    armed: Option<Arc<Armed>>,
+    seat: Option<Seat>,
+}
+
+impl Accepted {
+    /// Right after a connection was accepted: what is in force in this moment holds for it, whatever comes later.
+    #[must_use]
+    pub fn new(door: &Door, kind: DoorKind) -> Self {
+        Self {
+            armed: door.armed(),
+            seat: door.seat(kind),
+            door: door.clone(),
+            kind,
+        }
+    }
+
+    /// Serves it to its end: the claim's end cuts it, and so does [`Door::stop`].
+    pub async fn serve<T>(self, io: T)
+    where
+        T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let Self {
+            door,
+            kind,
+            armed,
+            seat,
+        } = self;
+        let group = door.group().clone();
+        let served = async {
+            match (armed, seat) {
+                // Nothing of it is parsed.
+                (None, _) => canned(io, kind, DoorReason::NotArmed).await,
+                (Some(_), None) => canned(io, kind, DoorReason::TooManyConnections).await,
+                (Some(armed), Some(seat)) => {
+                    let visit = Visit::new(door, kind, Arc::clone(&armed), seat);
+                    tokio::select! {
+                        biased;
+                        () = armed.cut.cancelled() => {}
+                        () = visited(visit, io) => {}
+                    }
+                }
+            }
+        };
+        tokio::select! {
+            biased;
+            () = group.stopping() => {}
+            () = Box::pin(served) => {}
+        }
+    }
+}
+
+async fn visited<T>(visit: Visit, io: T)
+where
+    T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    match visit.kind() {
+        DoorKind::Http => Box::pin(http::serve(visit, io)).await,
+        DoorKind::Socks5 => Box::pin(socks5::serve(visit, io)).await,
+    }
+}
+
+/// Answers without having read anything.
+async fn canned<T>(mut io: T, kind: DoorKind, reason: DoorReason)
+where
+    T: AsyncRead + AsyncWrite + Unpin,
+{
+    let answer = match kind {
+        DoorKind::Http => Denial::bare(reason).bytes(),
+        DoorKind::Socks5 => socks5::NO_METHOD.to_vec(),
+    };
+    if io.write_all(&answer).await.is_ok() {
+        farewell(io).await;
+    }
+}
+
+/// A graceful end: ours is said, and what the client still sends is read until it ends too, for a while. What closes a
+/// socket with unread bytes resets it, and the client would lose the answer.
+async fn farewell<T>(mut io: T)
+where
+    T: AsyncRead + AsyncWrite + Unpin,
+{
+    let ending = async {
+        if io.shutdown().await.is_err() {
+            return;
+        }
+        let mut chunk = [0; 1024];
+        while matches!(io.read(&mut chunk).await, Ok(n) if n > 0) {}
+    };
+    // Whoever does not end in time is cut.
+    timeout(FAREWELL, ending).await.unwrap_or(());
+}

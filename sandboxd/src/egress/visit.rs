@@ -1,0 +1,228 @@
+//! One connection of a guest to a door, and the one way in which anything it asks for is judged and reached.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use sandbox_protocol::door::DoorReason;
+use tokio::net::TcpStream;
+
+use super::{Armed, Decided, Denial, Door, DoorKind, Outcome, Seat, dial, interfaces};
+use crate::{
+    clock::WallTime,
+    policy::{Authority, Host, Judged, Ruling, Seen, Side, Vetted, Who, decide},
+    telemetry::GuestText,
+};
+
+/// Longest target, method and path in a record.
+const TEXT: usize = 256;
+
+/// A connection that a door serves for one claim.
+#[derive(Debug)]
+pub struct Visit {
+    door: Door,
+    kind: DoorKind,
+    /// As it was right after the connection was accepted.
+    armed: Arc<Armed>,
+    _seat: Seat,
+}
+
+/// A connection outwards.
+#[derive(Debug)]
+pub struct Reached {
+    /// The connection.
+    pub stream: TcpStream,
+    /// To where.
+    pub address: SocketAddr,
+}
+
+/// Who decided, for the record.
+#[derive(Debug, Clone, Default)]
+struct Decider {
+    side: Option<Side>,
+    rule: Option<String>,
+    message: Option<String>,
+    would_deny: bool,
+}
+
+impl Visit {
+    pub(super) const fn new(door: Door, kind: DoorKind, armed: Arc<Armed>, seat: Seat) -> Self {
+        Self {
+            door,
+            kind,
+            armed,
+            _seat: seat,
+        }
+    }
+
+    /// The door.
+    #[must_use]
+    pub const fn door(&self) -> &Door {
+        &self.door
+    }
+
+    /// Which door it came to.
+    #[must_use]
+    pub const fn kind(&self) -> DoorKind {
+        self.kind
+    }
+
+    /// What this connection was accepted under.
+    #[must_use]
+    pub const fn armed(&self) -> &Arc<Armed> {
+        &self.armed
+    }
+
+    /// What is in force now; none: the claim of this connection is over.
+    #[must_use]
+    pub fn now(&self) -> Option<Arc<Armed>> {
+        self.door.armed().filter(|now| now.claim == self.armed.claim)
+    }
+
+    /// Judges a target by the policy in force.
+    ///
+    /// # Errors
+    /// The denial, recorded.
+    fn judge(&self, target: &Authority, seen: Seen<'_>) -> Result<Decider, Denial> {
+        let Some(now) = self.now() else {
+            return Err(self.denied(
+                &target.to_string(),
+                seen,
+                DoorReason::NotArmed,
+                Decider::default(),
+            ));
+        };
+        let decision = decide(&now.sides, target, seen);
+        let would_deny = decision.would_deny().is_some();
+        if let Some(verdict) = decision.denial()
+            && let Ruling::Denied { reason, rule, .. } = verdict.ruling
+        {
+            let decider = Decider {
+                side: Some(verdict.side),
+                rule: rule.map(|rule| rule.id().to_owned()),
+                message: rule.and_then(|rule| rule.message().map(str::to_owned)),
+                would_deny,
+            };
+            return Err(self.denied(&target.to_string(), seen, reason, decider));
+        }
+        let allowing = decision.allowing();
+        Ok(Decider {
+            side: allowing.map(|(side, _)| side),
+            rule: allowing.map(|(_, rule)| rule.id().to_owned()),
+            message: None,
+            would_deny,
+        })
+    }
+
+    /// Whether the policy in force still allows a tunnel; records that it is cut where not.
+    ///
+    /// # Errors
+    /// The denial.
+    pub fn still(&self, target: &Authority) -> Result<(), Denial> {
+        let allowed = self
+            .now()
+            .is_some_and(|now| decide(&now.sides, target, Seen::Tunnel).denial().is_none());
+        if allowed {
+            return Ok(());
+        }
+        let decider = Decider::default();
+        Err(self.denied(
+            &target.to_string(),
+            Seen::Tunnel,
+            DoorReason::PolicyChanged,
+            decider,
+        ))
+    }
+
+    /// The one way out: decides, resolves, vets, dials.
+    ///
+    /// # Errors
+    /// The denial, recorded. Cancel safe: nothing is open then.
+    pub async fn reach(&self, target: &Authority, seen: Seen<'_>) -> Result<Reached, Denial> {
+        let decider = self.judge(target, seen)?;
+        let dialled = async {
+            let addresses = self.addresses(target).await?;
+            let vetted = self.vet(target, &addresses).map_err(|judged| {
+                tracing::debug!(address = %judged.address, range = judged.range, "an address was refused");
+                judged.refused.unwrap_or(DoorReason::SpecialAddress)
+            })?;
+            dial::dial(&vetted).await
+        };
+        match dialled.await {
+            Ok((stream, address)) => {
+                self.record(&target.to_string(), seen, Outcome::Allowed(address), decider);
+                Ok(Reached { stream, address })
+            }
+            Err(reason) => Err(self.denied(&target.to_string(), seen, reason, decider)),
+        }
+    }
+
+    async fn addresses(&self, target: &Authority) -> Result<Vec<std::net::IpAddr>, DoorReason> {
+        match target.host() {
+            Host::Address(address) => Ok(vec![*address]),
+            Host::Name(name) => {
+                let resolver = self.door.egress().0.resolver.load_full();
+                resolver.resolve(name).await
+            }
+        }
+    }
+
+    fn vet(&self, target: &Authority, addresses: &[std::net::IpAddr]) -> Result<Vec<Vetted>, Judged> {
+        let vetting = self.door.egress().0.vetting.load();
+        let who = Who {
+            pool: self.armed.pool.as_ref().map_or("", |pool| pool.as_str()),
+            tenant: &self.armed.tenant,
+        };
+        let interfaces = interfaces::addresses().map_err(|error| {
+            tracing::error!(%error, "the host's own addresses cannot be read: nothing is dialled");
+            Judged {
+                address: std::net::Ipv4Addr::UNSPECIFIED.into(),
+                refused: Some(DoorReason::OwnAddress),
+                range: None,
+            }
+        })?;
+        vetting.vet(&interfaces, addresses, target.port(), who)
+    }
+
+    /// Refuses what could not be read as a target, or came too late; recorded.
+    pub fn refuse(&self, reason: DoorReason, target: &str) -> Denial {
+        self.denied(target, Seen::Tunnel, reason, Decider::default())
+    }
+
+    /// Refuses a request for a reason that no layer gave; recorded.
+    pub fn refuse_request(&self, reason: DoorReason, target: &str, seen: Seen<'_>) -> Denial {
+        self.denied(target, seen, reason, Decider::default())
+    }
+
+    fn denied(&self, target: &str, seen: Seen<'_>, reason: DoorReason, decider: Decider) -> Denial {
+        let decided = self.record(target, seen, Outcome::Denied(reason), decider);
+        self.door.note(Arc::clone(&decided));
+        Denial::of(&decided).unwrap_or_else(|| Denial::bare(reason))
+    }
+
+    fn record(&self, target: &str, seen: Seen<'_>, outcome: Outcome, decider: Decider) -> Arc<Decided> {
+        let (method, path) = match seen {
+            Seen::Tunnel => ("", ""),
+            Seen::Request { method, path } => (method, path.split(['?', '#']).next().unwrap_or_default()),
+        };
+        let short = |text: &str| {
+            let cut = text.floor_char_boundary(TEXT);
+            GuestText::head(text.get(..cut).unwrap_or_default().as_bytes()).to_string()
+        };
+        self.door.egress().decisions().record(Decided {
+            seq: 0,
+            at: WallTime::default(),
+            sandbox: self.door.sandbox(),
+            claim: Some(self.armed.claim),
+            tenant: Arc::clone(&self.armed.tenant),
+            pool: self.armed.pool.clone(),
+            door: self.kind,
+            target: short(target),
+            method: short(method),
+            path: short(path),
+            outcome,
+            side: decider.side,
+            rule: decider.rule,
+            message: decider.message,
+            would_deny: decider.would_deny,
+        })
+    }
+}

@@ -1,0 +1,266 @@
+//! The decision: pool AND tenant AND claim, each by its first rule that matches; the first that denies, in this order,
+//! gives the reason. Doors and explain ask here and nowhere else.
+
+use std::sync::Arc;
+
+use sandbox_protocol::door::DoorReason;
+
+use super::{
+    authority::{Authority, Host},
+    layer::{Layer, Mode},
+    rule::{Effect, Reached, Rule},
+};
+use crate::words::Name;
+
+/// How much of what is asked can be seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Seen<'a> {
+    /// Host and port.
+    Tunnel,
+    /// A plain request.
+    Request {
+        /// Its method, in the case in which it was sent.
+        method: &'a str,
+        /// Its path, with its query.
+        path: &'a str,
+    },
+}
+
+/// Whose layer it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// The pool's.
+    Pool,
+    /// The tenant's.
+    Tenant,
+    /// The claim's.
+    Claim,
+}
+
+impl Side {
+    /// Its text.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Pool => "pool",
+            Self::Tenant => "tenant",
+            Self::Claim => "claim",
+        }
+    }
+}
+
+/// A layer of the configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Named {
+    /// Its name.
+    pub name: Name,
+    /// What it says.
+    pub layer: Arc<Layer>,
+}
+
+/// The pool's part.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum PoolSide {
+    /// There is no pool, it names no layer, or one that is not there.
+    #[default]
+    Missing,
+    /// Its layer.
+    Layer(Named),
+}
+
+/// The tenant's part.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum TenantSide {
+    /// It names no layer, or one that is not there.
+    #[default]
+    Missing,
+    /// The operator's own: everything.
+    All,
+    /// Its layer.
+    Layer(Named),
+}
+
+/// The claim's part.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum ClaimSide {
+    /// The pool wants one and the claim brought none.
+    #[default]
+    Missing,
+    /// The claim does not narrow.
+    Open,
+    /// Its layer.
+    Layer(Arc<Layer>),
+}
+
+/// All that is in force for one sandbox. Its default denies everything.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Sides {
+    /// The pool's.
+    pub pool: PoolSide,
+    /// The tenant's.
+    pub tenant: TenantSide,
+    /// The claim's.
+    pub claim: ClaimSide,
+}
+
+/// What one layer says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ruling<'a> {
+    /// Yes; by a rule, unless there is no layer that could narrow.
+    Allowed(Option<&'a Rule>),
+    /// No.
+    Denied {
+        /// Why.
+        reason: DoorReason,
+        /// The rule that decided; none where no rule matched.
+        rule: Option<&'a Rule>,
+        /// The rule that came nearest, where none matched.
+        nearest: Option<&'a Rule>,
+    },
+}
+
+/// What one side says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SideVerdict<'a> {
+    /// Which.
+    pub side: Side,
+    /// Its layer's name, where it has one.
+    pub name: Option<&'a Name>,
+    /// Its layer.
+    pub layer: Option<&'a Layer>,
+    /// What it says.
+    pub ruling: Ruling<'a>,
+}
+
+impl SideVerdict<'_> {
+    /// It denies, and that holds.
+    #[must_use]
+    pub fn denies(&self) -> bool {
+        matches!(self.ruling, Ruling::Denied { .. }) && !self.would_deny()
+    }
+
+    /// It denies, and passes by report mode. A missing side never does.
+    #[must_use]
+    pub fn would_deny(&self) -> bool {
+        let reports = self.layer.is_some_and(|layer| layer.mode() == Mode::Report);
+        reports && matches!(self.ruling, Ruling::Denied { .. })
+    }
+}
+
+/// What all sides say, in the order in which they are asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Decision<'a>(pub [SideVerdict<'a>; 3]);
+
+impl<'a> Decision<'a> {
+    /// The first side whose denial holds; none: it is allowed.
+    #[must_use]
+    pub fn denial(&self) -> Option<&SideVerdict<'a>> {
+        self.0.iter().find(|verdict| verdict.denies())
+    }
+
+    /// The first side that denies in report mode.
+    #[must_use]
+    pub fn would_deny(&self) -> Option<&SideVerdict<'a>> {
+        self.0.iter().find(|verdict| verdict.would_deny())
+    }
+
+    /// The rule that allowed it, of the first side that has one.
+    #[must_use]
+    pub fn allowing(&self) -> Option<(Side, &'a Rule)> {
+        self.0.iter().find_map(|verdict| match verdict.ruling {
+            Ruling::Allowed(Some(rule)) => Some((verdict.side, rule)),
+            Ruling::Allowed(None) | Ruling::Denied { .. } => None,
+        })
+    }
+}
+
+/// Decides.
+#[must_use]
+pub fn decide<'a>(sides: &'a Sides, target: &Authority, seen: Seen<'_>) -> Decision<'a> {
+    let missing = Ruling::Denied {
+        reason: DoorReason::NoPolicy,
+        rule: None,
+        nearest: None,
+    };
+    let named = |side, named: &'a Named| SideVerdict {
+        side,
+        name: Some(&named.name),
+        layer: Some(&*named.layer),
+        ruling: judge(&named.layer, target, seen),
+    };
+    let bare = |side, ruling| SideVerdict {
+        side,
+        name: None,
+        layer: None,
+        ruling,
+    };
+    let pool = match &sides.pool {
+        PoolSide::Missing => bare(Side::Pool, missing),
+        PoolSide::Layer(layer) => named(Side::Pool, layer),
+    };
+    let tenant = match &sides.tenant {
+        TenantSide::Missing => bare(Side::Tenant, missing),
+        TenantSide::All => bare(Side::Tenant, Ruling::Allowed(None)),
+        TenantSide::Layer(layer) => named(Side::Tenant, layer),
+    };
+    let claim = match &sides.claim {
+        ClaimSide::Missing => bare(Side::Claim, missing),
+        ClaimSide::Open => bare(Side::Claim, Ruling::Allowed(None)),
+        ClaimSide::Layer(layer) => SideVerdict {
+            side: Side::Claim,
+            name: None,
+            layer: Some(layer),
+            ruling: judge(layer, target, seen),
+        },
+    };
+    Decision([pool, tenant, claim])
+}
+
+/// What one layer says: its first rule that matches, or why none does.
+fn judge<'a>(layer: &'a Layer, target: &Authority, seen: Seen<'_>) -> Ruling<'a> {
+    let mut nearest: Option<(Reached, &Rule)> = None;
+    for rule in layer.rules() {
+        let effect = rule.fields().effect;
+        let reached = rule.reached(target, seen);
+        match (reached, effect) {
+            (Reached::All, Effect::Allow) => return Ruling::Allowed(Some(rule)),
+            (Reached::All, Effect::Deny) => {
+                return Ruling::Denied {
+                    reason: DoorReason::DeniedByRule,
+                    rule: Some(rule),
+                    nearest: None,
+                };
+            }
+            // Whether it matches hangs on who reads it: refused, and not repaired.
+            (Reached::OddPath, Effect::Allow | Effect::Deny) => {
+                return Ruling::Denied {
+                    reason: DoorReason::PathNotCanonical,
+                    rule: Some(rule),
+                    nearest: None,
+                };
+            }
+            (Reached::Nothing, Effect::Allow | Effect::Deny)
+            | (Reached::Host | Reached::Port | Reached::Visible | Reached::Method, Effect::Deny) => {}
+            (Reached::Host | Reached::Port | Reached::Visible | Reached::Method, Effect::Allow) => {
+                if nearest.is_none_or(|(before, _)| reached > before) {
+                    nearest = Some((reached, rule));
+                }
+            }
+        }
+    }
+    let reason = match nearest.map_or(Reached::Nothing, |(reached, _)| reached) {
+        Reached::Host => DoorReason::PortNotAllowed,
+        Reached::Port => DoorReason::NeedsVisibleRequest,
+        Reached::Visible => DoorReason::MethodNotAllowed,
+        Reached::Method => DoorReason::PathNotAllowed,
+        Reached::Nothing | Reached::OddPath | Reached::All => match target.host() {
+            Host::Name(_) => DoorReason::HostNotAllowed,
+            Host::Address(_) => DoorReason::AddressLiteral,
+        },
+    };
+    Ruling::Denied {
+        reason,
+        rule: None,
+        nearest: nearest.map(|(_, rule)| rule),
+    }
+}

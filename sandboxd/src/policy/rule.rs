@@ -1,0 +1,314 @@
+//! One rule: what it matches and what it says.
+
+use std::{collections::BTreeSet, fmt, net::IpAddr};
+
+use serde::Serialize;
+
+use super::{
+    authority::{Authority, Host},
+    decide::Seen,
+    path,
+};
+
+/// Ports of a rule that names none.
+const PORTS: [u16; 2] = [80, 443];
+/// Longest id and longest message of a rule.
+const ID: usize = 64;
+const MESSAGE: usize = 256;
+/// Values in one list of a rule.
+const LIST: usize = 256;
+/// Longest method and longest path of a rule.
+const METHOD: usize = 32;
+const PATH: usize = 1024;
+
+/// What a rule that matches says.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Effect {
+    /// Yes.
+    #[default]
+    Allow,
+    /// No.
+    Deny,
+}
+
+/// A rule as it was written; absent lists are empty.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct RuleFields {
+    /// Distinct within its layer.
+    pub id: String,
+    /// What it says.
+    pub effect: Effect,
+    /// Hosts.
+    pub host: Vec<String>,
+    /// Ports; none: 80 and 443.
+    pub ports: Vec<u32>,
+    /// Methods; none: any, and tunnels too.
+    pub methods: Vec<String>,
+    /// Prefixes of paths; none: any, and tunnels too.
+    pub paths: Vec<String>,
+    /// What is told to whoever it denies.
+    pub message: String,
+}
+
+/// What is wrong with a field of a rule.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {what}; {allowed}")]
+pub struct RuleFault {
+    /// The field.
+    pub field: &'static str,
+    /// What is wrong.
+    pub what: String,
+    /// What is allowed.
+    pub allowed: &'static str,
+}
+
+/// Hosts that a rule is about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HostPattern {
+    /// This name.
+    Name(String),
+    /// Names that end in this, which begins with a dot: one label more, or several.
+    Suffix(String),
+    /// Every name, no address.
+    AnyName,
+    /// This address, written as one.
+    Address(IpAddr),
+}
+
+impl HostPattern {
+    /// Reads a pattern.
+    fn parse(text: &str) -> Option<Self> {
+        if text == "*" {
+            return Some(Self::AnyName);
+        }
+        let (text, is_suffix) = match text.strip_prefix("*.") {
+            Some(rest) => (rest, true),
+            None => (text, false),
+        };
+        // IPv6 reads well without brackets here, where no port follows.
+        let host = match text.parse::<IpAddr>() {
+            Ok(address) if !is_suffix => Host::address(address),
+            Ok(_) | Err(_) => Host::parse(text).ok()?,
+        };
+        match host {
+            Host::Name(name) if is_suffix => Some(Self::Suffix(format!(".{name}"))),
+            Host::Name(name) => Some(Self::Name(name)),
+            Host::Address(address) => (!is_suffix).then_some(Self::Address(address)),
+        }
+    }
+
+    /// Whether it is about this host.
+    #[must_use]
+    pub fn matches(&self, host: &Host) -> bool {
+        match (self, host) {
+            (Self::Name(mine), Host::Name(name)) => mine == name,
+            (Self::Suffix(suffix), Host::Name(name)) => name.len() > suffix.len() && name.ends_with(suffix),
+            (Self::AnyName, Host::Name(_)) => true,
+            (Self::Address(mine), Host::Address(address)) => mine == address,
+            (Self::Name(_) | Self::Suffix(_) | Self::AnyName, Host::Address(_))
+            | (Self::Address(_), Host::Name(_)) => false,
+        }
+    }
+}
+
+impl fmt::Display for HostPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name(name) => f.write_str(name),
+            Self::Suffix(suffix) => write!(f, "*{suffix}"),
+            Self::AnyName => f.write_str("*"),
+            Self::Address(address) => address.fmt(f),
+        }
+    }
+}
+
+/// A checked rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rule {
+    fields: RuleFields,
+    hosts: Vec<HostPattern>,
+    ports: BTreeSet<u16>,
+}
+
+/// How far a target came in a rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Reached {
+    /// Its host is another.
+    Nothing,
+    /// Its port is another.
+    Host,
+    /// The rule judges what a tunnel hides.
+    Port,
+    /// Its method is another.
+    Visible,
+    /// Its path is another.
+    Method,
+    /// Its path can be read in two ways.
+    OddPath,
+    /// It matches.
+    All,
+}
+
+impl Rule {
+    /// Checks a rule.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it.
+    pub fn new(fields: RuleFields) -> Result<Self, Vec<RuleFault>> {
+        let mut faults = Vec::new();
+        let mut fault = |field, what: String, allowed| faults.push(RuleFault { field, what, allowed });
+        if !is_id(&fields.id) {
+            fault(
+                "id",
+                format!("{:?} is not an id", fields.id),
+                "1 to 64 of a-z 0-9 . _ -, beginning with a letter or digit",
+            );
+        }
+        if fields.host.is_empty() {
+            fault(
+                "host",
+                "a rule names a host".into(),
+                "such as \"example.org\", \"*.example.org\", \"*\"",
+            );
+        }
+        let mut hosts = Vec::new();
+        for text in &fields.host {
+            match HostPattern::parse(text) {
+                Some(pattern) => hosts.push(pattern),
+                None => fault(
+                    "host",
+                    format!("{text:?} is not a host"),
+                    "a name, *.name, *, or an address without port",
+                ),
+            }
+        }
+        let ports = ports(&fields, &mut fault);
+        requests(&fields, &mut fault);
+        for (field, is_long) in [
+            ("host", fields.host.len() > super::layer::HOSTS),
+            ("ports", fields.ports.len() > LIST),
+            ("methods", fields.methods.len() > LIST),
+            ("paths", fields.paths.len() > LIST),
+        ] {
+            if is_long {
+                fault(field, "too many values".into(), "at most 256, of hosts 4096");
+            }
+        }
+        if fields.message.len() > MESSAGE || fields.message.chars().any(char::is_control) {
+            fault(
+                "message",
+                "not a message".into(),
+                "at most 256 bytes, on one line",
+            );
+        }
+        if faults.is_empty() {
+            Ok(Self { fields, hosts, ports })
+        } else {
+            Err(faults)
+        }
+    }
+
+    /// As it was written.
+    #[must_use]
+    pub const fn fields(&self) -> &RuleFields {
+        &self.fields
+    }
+
+    /// Its id.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.fields.id
+    }
+
+    /// What it tells those it denies.
+    #[must_use]
+    pub fn message(&self) -> Option<&str> {
+        Some(&*self.fields.message).filter(|text| !text.is_empty())
+    }
+
+    pub(super) fn reached(&self, target: &Authority, seen: Seen<'_>) -> Reached {
+        if !self.hosts.iter().any(|pattern| pattern.matches(target.host())) {
+            return Reached::Nothing;
+        }
+        if !self.ports.contains(&target.port()) {
+            return Reached::Host;
+        }
+        let RuleFields { methods, paths, .. } = &self.fields;
+        if methods.is_empty() && paths.is_empty() {
+            return Reached::All;
+        }
+        let Seen::Request { method, path } = seen else {
+            return Reached::Port;
+        };
+        if !methods.is_empty() && !methods.iter().any(|mine| mine == method) {
+            return Reached::Visible;
+        }
+        if paths.is_empty() {
+            return Reached::All;
+        }
+        if !path::is_canonical(path) {
+            return Reached::OddPath;
+        }
+        if paths.iter().any(|prefix| path::lies_below(path, prefix)) {
+            Reached::All
+        } else {
+            Reached::Method
+        }
+    }
+}
+
+/// Checks what is seen of requests.
+fn requests(fields: &RuleFields, fault: &mut impl FnMut(&'static str, String, &'static str)) {
+    for method in &fields.methods {
+        let token = method
+            .bytes()
+            .all(|byte| byte.is_ascii_uppercase() || byte == b'-');
+        if method.is_empty() || method.len() > METHOD || !token || method == "CONNECT" {
+            fault(
+                "methods",
+                format!("{method:?} is not a method"),
+                "upper case, such as \"GET\"; not CONNECT",
+            );
+        }
+    }
+    for prefix in &fields.paths {
+        let clean = prefix.len() <= PATH && path::is_canonical(prefix) && !prefix.contains(['?', '#']);
+        if !clean || !prefix.bytes().all(|byte| byte.is_ascii_graphic()) {
+            fault(
+                "paths",
+                format!("{prefix:?} is not a path"),
+                "begins with /, without dot segments, //, query or escapes of them",
+            );
+        }
+    }
+}
+
+/// Checks the ports, and gives those that the rule is about.
+fn ports(fields: &RuleFields, fault: &mut impl FnMut(&'static str, String, &'static str)) -> BTreeSet<u16> {
+    let sees = !fields.methods.is_empty() || !fields.paths.is_empty();
+    let mut ports = BTreeSet::new();
+    for port in &fields.ports {
+        match u16::try_from(*port) {
+            Ok(port @ 1..) => drop(ports.insert(port)),
+            Ok(0) | Err(_) => fault("ports", format!("{port} is not a port"), "1 to 65535"),
+        }
+    }
+    if sees && (fields.ports.is_empty() || ports.contains(&443)) {
+        fault(
+            "ports",
+            "methods and paths are seen in plain http:// requests alone".into(),
+            "give ports, without 443",
+        );
+    }
+    if fields.ports.is_empty() {
+        ports.extend(PORTS);
+    }
+    ports
+}
+
+fn is_id(id: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let first = id.bytes().next().is_some_and(plain);
+    first && id.len() <= ID && id.bytes().all(|byte| plain(byte) || b"._-".contains(&byte))
+}

@@ -1,0 +1,234 @@
+//! One connection of a program, and its stream.
+
+use std::{io, sync::atomic::Ordering, time::Duration};
+
+use bytes::Bytes;
+use h2::{Reason, RecvStream, SendStream, client::SendRequest};
+use http::{Method, Request, StatusCode, Uri, Version};
+use sandbox_protocol::{door::DoorReason, limits::EGRESS_STREAMS, metadata::door::DENY_REASON};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{
+        TcpListener, TcpStream,
+        tcp::{ReadHalf, WriteHalf},
+    },
+    time::{sleep, timeout},
+};
+
+use super::Doors;
+use crate::tasks::Group;
+
+/// Bytes read of a program at once.
+const PIECE: usize = 16 * 1024;
+/// What a program may still send after it was told that there is no way.
+const FAREWELL: Duration = Duration::from_secs(5);
+/// Until connections are accepted again, when descriptors have run out.
+const PAUSE: Duration = Duration::from_millis(50);
+/// Connections at once: those that the host takes, and as many that are told so. What is beyond is reset.
+const MOST: usize = 2 * EGRESS_STREAMS as usize;
+/// Connections that have a stream: one fewer than the link has, so that nothing ever waits for one.
+const STREAMS: usize = EGRESS_STREAMS as usize - 1;
+
+/// Which door.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Http,
+    Socks5,
+}
+
+/// A place among [`MOST`]; free again when dropped.
+struct Place {
+    doors: Doors,
+    before: usize,
+}
+
+impl Place {
+    fn take(doors: &Doors) -> Option<Self> {
+        let place = Self {
+            doors: doors.clone(),
+            before: doors.0.open.fetch_add(1, Ordering::Relaxed),
+        };
+        (place.before < MOST).then_some(place)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.doors.0.open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Accepts for ever.
+pub(super) async fn accept(listener: &TcpListener, kind: Kind, doors: &Doors, relays: &Group) {
+    loop {
+        match listener.accept().await {
+            Ok((program, _)) => {
+                let Some(place) = Place::take(doors) else {
+                    reset(&program);
+                    continue;
+                };
+                let way = doors.way();
+                relays.spawn(async move {
+                    relay(program, kind, way, &place).await;
+                    drop(place);
+                });
+            }
+            // A program that left before it was looked at, or no descriptor.
+            Err(_) => sleep(PAUSE).await,
+        }
+    }
+}
+
+fn reset(program: &TcpStream) {
+    // A connection that is gone needs none.
+    program.set_zero_linger().ok();
+}
+
+async fn relay(mut program: TcpStream, kind: Kind, way: Option<SendRequest<Bytes>>, place: &Place) {
+    let opened = match way {
+        _ if place.before >= STREAMS => Err(DoorReason::TooManyConnections),
+        Some(way) => open(way, kind).await.ok_or(DoorReason::DoorUnreachable),
+        None => Err(DoorReason::DoorUnreachable),
+    };
+    match opened {
+        Ok((send, recv)) => {
+            program.set_nodelay(true).ok();
+            let (from, to) = program.split();
+            let both = async { tokio::try_join!(up(from, send), down(recv, to)) };
+            if both.await.is_err() {
+                reset(&program);
+            }
+        }
+        Err(reason) => refuse(program, kind, reason).await,
+    }
+}
+
+/// Opens a stream to a door.
+async fn open(way: SendRequest<Bytes>, kind: Kind) -> Option<(SendStream<Bytes>, RecvStream)> {
+    let mut way = way.ready().await.ok()?;
+    let request = Request::builder()
+        .version(Version::HTTP_2)
+        .method(Method::CONNECT)
+        .uri(Uri::from_static(kind.authority()))
+        .body(())
+        .ok()?;
+    let (response, send) = way.send_request(request, false).ok()?;
+    let response = response.await.ok()?;
+    (response.status() == StatusCode::OK).then(|| (send, response.into_body()))
+}
+
+fn lost(error: h2::Error) -> io::Error {
+    io::Error::new(io::ErrorKind::ConnectionReset, error)
+}
+
+/// Resets its stream unless the program's end was passed on.
+struct Sending {
+    stream: SendStream<Bytes>,
+    has_ended: bool,
+}
+
+impl Drop for Sending {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            self.stream.send_reset(Reason::CANCEL);
+        }
+    }
+}
+
+/// From the program to the host.
+async fn up(mut from: ReadHalf<'_>, stream: SendStream<Bytes>) -> io::Result<()> {
+    let mut sending = Sending {
+        stream,
+        has_ended: false,
+    };
+    let mut buffer = vec![0; PIECE];
+    loop {
+        let n = tokio::select! {
+            n = from.read(&mut buffer) => n?,
+            reason = std::future::poll_fn(|cx| sending.stream.poll_reset(cx)) => {
+                // The host wants no more, and may still have something to say.
+                match reason.map_err(lost)? {
+                    Reason::NO_ERROR => return Ok(()),
+                    reason => return Err(lost(reason.into())),
+                }
+            }
+        };
+        let mut rest = Bytes::copy_from_slice(buffer.get(..n).unwrap_or_default());
+        if rest.is_empty() {
+            sending.has_ended = true;
+            return sending.stream.send_data(rest, true).map_err(lost);
+        }
+        while !rest.is_empty() {
+            sending.stream.reserve_capacity(rest.len());
+            let room = std::future::poll_fn(|cx| sending.stream.poll_capacity(cx)).await;
+            let room = room
+                .ok_or(io::ErrorKind::ConnectionReset)?
+                .map_err(lost)?
+                .min(rest.len());
+            sending
+                .stream
+                .send_data(rest.split_to(room), false)
+                .map_err(lost)?;
+        }
+    }
+}
+
+/// From the host to the program.
+async fn down(mut recv: RecvStream, mut to: WriteHalf<'_>) -> io::Result<()> {
+    while let Some(chunk) = recv.data().await {
+        let mut chunk = chunk.map_err(lost)?;
+        let n = chunk.len();
+        to.write_all_buf(&mut chunk).await?;
+        recv.flow_control().release_capacity(n).map_err(lost)?;
+    }
+    to.shutdown().await
+}
+
+/// Tells a program that there is no way.
+async fn refuse(mut program: TcpStream, kind: Kind, reason: DoorReason) {
+    let telling = async {
+        match kind {
+            Kind::Http => program.write_all(http_refusal(reason).as_bytes()).await?,
+            Kind::Socks5 => {
+                // Its greeting and its request are read, so that the answer stands where it is looked for.
+                let mut head = [0; 2];
+                program.read_exact(&mut head).await?;
+                let [_, methods] = head;
+                let mut rest = vec![0; usize::from(methods)];
+                program.read_exact(&mut rest).await?;
+                program.write_all(&[5, 0]).await?;
+                let mut request = [0; 4];
+                program.read_exact(&mut request).await?;
+                program
+                    .write_all(&[5, reason.socks(), 0, 1, 0, 0, 0, 0, 0, 0])
+                    .await?;
+            }
+        }
+        program.shutdown().await?;
+        let mut rest = [0; 1024];
+        while program.read(&mut rest).await? > 0 {}
+        Ok::<_, io::Error>(())
+    };
+    // Whoever does not end in time, or is gone, is cut.
+    let told = timeout(FAREWELL, telling).await;
+    if !matches!(told, Ok(Ok(()))) {
+        reset(&program);
+    }
+}
+
+fn http_refusal(reason: DoorReason) -> String {
+    let body = format!(
+        "{{\"error\":{{\"reason\":\"{}\",\"remedy\":\"{}\",\"retry\":{}}}}}\n",
+        reason.as_str(),
+        reason.remedy(),
+        reason.retry()
+    );
+    format!(
+        "HTTP/1.1 {} {}\r\ncontent-type: application/json\r\n{DENY_REASON}: {}\r\nretry-after: 1\r\n\
+         content-length: {}\r\nconnection: close\r\n\r\n{body}",
+        reason.http(),
+        reason.as_str(),
+        reason.as_str(),
+        body.len()
+    )
+}

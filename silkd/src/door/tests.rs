@@ -1,0 +1,170 @@
+use std::{
+    future::Future,
+    net::{Ipv4Addr, SocketAddr},
+    time::Duration,
+};
+
+use h2::server;
+use http::Response;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
+    net::TcpStream,
+};
+
+use super::*;
+
+async fn within<F: Future>(future: F) -> F::Output {
+    tokio::time::timeout(Duration::from_secs(30), future)
+        .await
+        .expect("nothing hangs")
+}
+
+struct Bench {
+    doors: Doors,
+    http: SocketAddr,
+    socks5: SocketAddr,
+    listening: tokio::task::JoinHandle<()>,
+}
+
+fn bench() -> Bench {
+    let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let listeners = Listeners::bind(any, any).unwrap();
+    let (http, socks5) = (listeners.http.1, listeners.socks5.1);
+    let doors = Doors::default();
+    let listening = crate::tasks::spawn(doors.clone().listen(listeners).unwrap());
+    Bench {
+        doors,
+        http,
+        socks5,
+        listening,
+    }
+}
+
+impl Bench {
+    /// A host's end, and the task that serves the guest's.
+    async fn host(
+        &self,
+    ) -> (
+        server::Connection<DuplexStream, Bytes>,
+        tokio::task::JoinHandle<()>,
+    ) {
+        let (ours, theirs) = tokio::io::duplex(64 * 1024);
+        let doors = self.doors.clone();
+        let serving = crate::tasks::spawn(async move { Box::pin(doors.serve(theirs)).await });
+        let connection = within(Box::pin(server::handshake(ours))).await.unwrap();
+        while self.doors.way().is_none() {
+            tokio::task::yield_now().await;
+        }
+        (connection, serving)
+    }
+}
+
+async fn read_all(stream: &mut TcpStream) -> Vec<u8> {
+    let mut all = Vec::new();
+    within(stream.read_to_end(&mut all)).await.unwrap();
+    all
+}
+
+#[tokio::test]
+async fn door_link_down_is_typed() {
+    let bench = bench();
+    for _ in 0..2 {
+        let mut program = TcpStream::connect(bench.http).await.unwrap();
+        program
+            .write_all(b"GET http://a/ HTTP/1.1\r\n\r\n")
+            .await
+            .unwrap();
+        let answer = String::from_utf8(read_all(&mut program).await).unwrap();
+        assert!(
+            answer.starts_with("HTTP/1.1 503 door_unreachable\r\n"),
+            "{answer}"
+        );
+        assert!(
+            answer.contains("sandbox-deny-reason: door_unreachable\r\n"),
+            "{answer}"
+        );
+
+        let mut program = TcpStream::connect(bench.socks5).await.unwrap();
+        program.write_all(&[5, 1, 0]).await.unwrap();
+        program
+            .write_all(&[5, 1, 0, 1, 127, 0, 0, 1, 0, 80])
+            .await
+            .unwrap();
+        program.shutdown().await.unwrap();
+        assert_eq!(read_all(&mut program).await, [5, 0, 5, 1, 0, 1, 0, 0, 0, 0, 0, 0]);
+
+        // A link that comes and goes leaves the same answer behind.
+        let (connection, serving) = Box::pin(bench.host()).await;
+        drop(connection);
+        within(serving).await.unwrap();
+    }
+    bench.listening.abort();
+}
+
+#[tokio::test]
+async fn ends_and_resets_pass_both_ways() {
+    let bench = bench();
+    let (mut connection, _serving) = Box::pin(bench.host()).await;
+    let serving = crate::tasks::spawn(async move {
+        let mut seen = Vec::new();
+        while let Some(Ok((request, mut respond))) = connection.accept().await {
+            seen.push(request.uri().to_string());
+            if seen.len() == 3 {
+                respond.send_reset(h2::Reason::CANCEL);
+                continue;
+            }
+            let mut send = respond.send_response(Response::new(()), false).unwrap();
+            let mut body = request.into_body();
+            // Flow control and frames are driven by accepting; the relays here are small enough for one turn.
+            drop(crate::tasks::spawn(async move {
+                let mut all = Vec::new();
+                while let Some(Ok(chunk)) = body.data().await {
+                    body.flow_control().release_capacity(chunk.len()).unwrap();
+                    all.extend_from_slice(&chunk);
+                }
+                send.send_data(all.into(), true).unwrap();
+            }));
+        }
+        seen
+    });
+    // The program ends first, and is answered after that.
+    for address in [bench.http, bench.socks5] {
+        let mut program = TcpStream::connect(address).await.unwrap();
+        program.write_all(b"hello").await.unwrap();
+        program.shutdown().await.unwrap();
+        assert_eq!(read_all(&mut program).await, b"hello");
+    }
+    // A reset before the answer is a refusal.
+    let mut program = TcpStream::connect(bench.http).await.unwrap();
+    let answer = read_all(&mut program).await;
+    assert!(answer.starts_with(b"HTTP/1.1 503 door_unreachable\r\n"));
+    // The program is reset: its stream is, too, and another goes on.
+    let program = TcpStream::connect(bench.http).await.unwrap();
+    program.set_zero_linger().unwrap();
+    drop(program);
+    let mut program = TcpStream::connect(bench.http).await.unwrap();
+    program.write_all(b"again").await.unwrap();
+    program.shutdown().await.unwrap();
+    assert_eq!(read_all(&mut program).await, b"again");
+    bench.listening.abort();
+    drop(bench.listening.await);
+    drop(bench.doors);
+    serving.abort();
+}
+
+#[test]
+fn programs_are_told_where_their_doors_are() {
+    let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let listeners = Listeners::bind(any, any).unwrap();
+    let env = listeners.env();
+    let value = |key: &str| {
+        let var = env.iter().find(|var| var.key == key.as_bytes());
+        String::from_utf8(var.unwrap_or_else(|| panic!("{key}")).value.to_vec()).unwrap()
+    };
+    for key in ["http_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"] {
+        assert_eq!(value(key), format!("http://{}", listeners.http.1));
+    }
+    assert_eq!(value("SANDBOX_SOCKS5"), listeners.socks5.1.to_string());
+    assert_eq!(value("NO_PROXY"), "localhost,127.0.0.1,::1");
+    assert_eq!(value("NODE_USE_ENV_PROXY"), "1");
+}
