@@ -4,13 +4,17 @@
 use std::{ffi::c_int, os::fd::OwnedFd, sync::Arc};
 
 use rustix::process::Signal;
-use sandbox_protocol::v1::{Command, Exit};
+use sandbox_protocol::{
+    limits::LOG_DEFAULT,
+    v1::{Command, Exit},
+};
 use tokio::io::unix::AsyncFd;
 
 use super::{
     ExecCtx, Kind, Shared, command,
     core::{begin, no_descriptor, pipe},
     job::{Birth, Job, Scope},
+    log::Side,
 };
 use crate::{refusal::Refusal, sys::Wire};
 
@@ -127,6 +131,16 @@ impl Child {
         async move { job.exit().await.on_the_wire() }
     }
 
+    /// Begins a log, to be read by its number for as long as this value lives.
+    pub fn open_log(&self) {
+        self.job.shared().logs.open(self.job.id(), 0, LOG_DEFAULT);
+    }
+
+    /// Adds to that log what it said aside.
+    pub fn log(&self, said: &[u8]) {
+        self.job.shared().logs.append(self.job.id(), Side::Stderr, said);
+    }
+
     /// Sends a signal; after its end a no-op.
     pub fn signal(&self, signal: Signal, scope: Scope) {
         self.job.signal(signal, scope);
@@ -152,5 +166,6 @@ impl Child {
 impl Drop for Child {
     fn drop(&mut self) {
         self.job.abandon();
+        self.job.shared().logs.remove(self.job.id());
     }
 }

@@ -11,12 +11,14 @@
     reason = "a harness fails its test by panicking, and tells why"
 )]
 
+pub mod agent;
 mod ctl;
 mod daemon;
 mod leaks;
 pub mod process;
 mod programs;
 mod setup;
+pub mod tour;
 mod watch;
 
 use std::time::Duration;

@@ -202,6 +202,7 @@ pub(super) async fn run(server: Arc<Server>, pipes: Pipes, messages: mpsc::Recei
         timer: Timer::None,
         server,
     };
+    actor.server.child.open_log();
     let exit = actor.server.child.exit();
     let mut exit = std::pin::pin!(exit);
     loop {
@@ -214,7 +215,7 @@ pub(super) async fn run(server: Arc<Server>, pipes: Pipes, messages: mpsc::Recei
             message = actor.messages.recv(), if has_input => actor.writing = message.map(Writing::new),
             () = write(&mut actor.pipes.stdin, &mut actor.writing) => {}
             bytes = read(&mut actor.pipes.stdout), if room => actor.heard(bytes),
-            _log = read(&mut actor.pipes.stderr) => {}
+            said = read(&mut actor.pipes.stderr) => actor.server.child.log(&said),
         }
     }
 }
