@@ -28,8 +28,8 @@ const CONTROLS: usize = 8;
 #[error("the program's input is over")]
 pub struct StdinClosed;
 
-/// The input of a running program. Dropping it ends the input. As `AsyncWrite`, `shutdown` ends it too, and what was
-/// written is on its way at once: there is nothing to flush.
+/// The input of a running program. Dropping it ends the input. As `AsyncWrite`, `shutdown` ends it too, and there is
+/// nothing to flush: what was written goes as soon as the connection takes it. Dropping the call drops what it has not.
 #[derive(Debug)]
 pub struct StdinWriter(PollSender<Bytes>);
 

@@ -117,7 +117,8 @@ impl Daemon {
         Client::connect(&address).await.context("connect to the daemon")
     }
 
-    fn pid(&self) -> Result<u32> {
+    /// Its number.
+    pub(crate) fn pid(&self) -> Result<u32> {
         self.child.id().context("the daemon has ended")
     }
 

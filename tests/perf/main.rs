@@ -4,9 +4,11 @@
 //! The client has one thread and drives its connection on it, so that the empty call, which everything is compared
 //! with, is as cheap as it can be.
 
+mod agent;
 mod arm;
 mod claim;
 mod daemon;
+mod guest;
 mod host;
 mod report;
 mod rows;
@@ -16,7 +18,8 @@ use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::{Context as _, Result, bail};
 
-const USAGE: &str = "usage: sandbox-bench --out DIR --bin DIR --image DIR [--no-vms] [--write-docs] [claim]";
+const USAGE: &str =
+    "usage: sandbox-bench --out DIR --bin DIR --image DIR [--no-vms] [--write-docs] [claim|agent]";
 
 /// What is asked for.
 #[derive(Debug)]
@@ -30,12 +33,33 @@ pub(crate) struct Bench {
     /// Whether virtual machines are measured too.
     pub(crate) vms: bool,
     write_docs: bool,
+    /// Empty: every part.
+    parts: Vec<Part>,
+}
+
+/// What can be measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Claim,
+    Agent,
+}
+
+impl Part {
+    const ALL: [Self; 2] = [Self::Claim, Self::Agent];
+
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Claim => "claim",
+            Self::Agent => "agent",
+        }
+    }
 }
 
 impl Bench {
     fn of(args: impl Iterator<Item = String>) -> Result<Self> {
         let (mut out, mut bin, mut image) = (None, None, None);
         let (mut vms, mut write_docs) = (true, false);
+        let mut parts = Vec::new();
         let mut args = args;
         while let Some(arg) = args.next() {
             let mut value = || args.next().map(PathBuf::from).context(USAGE);
@@ -45,9 +69,10 @@ impl Bench {
                 "--image" => image = Some(value()?),
                 "--no-vms" => vms = false,
                 "--write-docs" => write_docs = true,
-                // The only part there is.
-                "claim" => {}
-                other => bail!("{other}: unknown\n{USAGE}"),
+                other => match Part::ALL.into_iter().find(|part| part.as_str() == other) {
+                    Some(part) => parts.push(part),
+                    None => bail!("{other}: unknown\n{USAGE}"),
+                },
             }
         }
         let there = |path: Option<PathBuf>| {
@@ -73,6 +98,7 @@ impl Bench {
                 .with_context(|| image.display().to_string())?,
             vms,
             write_docs,
+            parts,
         })
     }
 
@@ -84,18 +110,38 @@ impl Bench {
 }
 
 async fn run(bench: &Bench) -> Result<String> {
-    let results = claim::run(bench).await?;
-    let report = report::claim(&results);
-    let write = async |name: &str, text: &str| {
-        let path = bench.out.join(name);
+    let mut all = String::new();
+    for part in Part::ALL {
+        if bench.parts.is_empty() || bench.parts.contains(&part) {
+            all.push_str(&one(bench, part).await?);
+        }
+    }
+    Ok(all)
+}
+
+async fn one(bench: &Bench, part: Part) -> Result<String> {
+    let (results, report) = match part {
+        Part::Claim => {
+            let results = Box::pin(claim::run(bench)).await?;
+            let report = report::claim(&results);
+            (results, report)
+        }
+        Part::Agent => {
+            let results = Box::pin(agent::run(bench)).await?;
+            let report = report::agent(&results);
+            (results, report)
+        }
+    };
+    let write = async |kind: &str, text: &str| {
+        let path = bench.out.join(part.as_str()).with_extension(kind);
         tokio::fs::write(&path, text)
             .await
             .with_context(|| path.display().to_string())
     };
-    write("claim.json", &format!("{results:#}\n")).await?;
-    write("claim.md", &report).await?;
+    write("json", &format!("{results:#}\n")).await?;
+    write("md", &report).await?;
     if bench.write_docs {
-        report::write_docs(&report).await?;
+        report::write_docs(part.as_str(), &report).await?;
     }
     Ok(report)
 }

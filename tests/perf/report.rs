@@ -5,10 +5,19 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
-/// What stands before and after the tables in the documentation.
-const MARKS: [&str; 2] = ["<!-- bench claim -->\n", "<!-- end of bench claim -->"];
+/// Arms of `agent`, and their names.
+const AGENT_ARMS: [(&str, &str); 5] = [
+    ("/spawn_us", "posix_spawn and wait of `true` in the client"),
+    ("/empty_rpc_us", "empty RPC (Info) on the link"),
+    ("/exec_us", "exec `true`, from call to exit"),
+    ("/exec_alone_us", "exec `true`, nothing kept"),
+    (
+        "/exec_beside_full_us",
+        "exec `true`, 4,096 kept and all logs full",
+    ),
+];
 
-/// Arms in the order in which they are told, and their names.
+/// Arms of `claim` in the order in which they are told, and their names.
 const ARMS: [(&str, &str); 13] = [
     ("/empty_rpc_us", "empty RPC"),
     ("/claim_us", "warm claim"),
@@ -41,6 +50,31 @@ const fn held(what: &'static str, of: [&'static str; 2], bound: f64) -> Held {
         at_least: false,
     }
 }
+
+const AGENT_HELD: [Held; 6] = [
+    held(
+        "exec / (spawn and wait + empty RPC), p50",
+        ["/exec_us/p50", "/floor_us"],
+        1.25,
+    ),
+    held(
+        "exec beside full logs / alone, p50",
+        ["/exec_beside_full_us/p50", "/exec_alone_us/p50"],
+        1.1,
+    ),
+    held("exec, p99 / p50", ["/exec_us/p99", "/exec_us/p50"], 5.0),
+    held(
+        "growth over 1,000 detached `true` / 400 KiB",
+        ["/detached_growth_kib", "/400"],
+        1.0,
+    ),
+    held(
+        "growth over 10,000 / 2,560 KiB",
+        ["/detached_10000_growth_kib", "/2560"],
+        1.0,
+    ),
+    held("idle memory / 8 MiB", ["/idle_rss_kib", "/8192"], 1.0),
+];
 
 const HELD: [Held; 8] = [
     held(
@@ -90,21 +124,8 @@ const HELD: [Held; 8] = [
 pub(crate) fn claim(results: &Value) -> String {
     let mut text = String::new();
     let get = |at: &str| results.pointer(at).map(show).unwrap_or_default();
-    line(
-        &mut text,
-        &format!(
-            "{} cores ({}), {} MiB, {}, {}, state on {}. Load average {} before, {} after. Stop line: {}.",
-            get("/host/cores"),
-            get("/host/cpu"),
-            get("/host/memory_mib"),
-            get("/host/kernel"),
-            get("/host/qemu"),
-            get("/host/state_on"),
-            get("/load/before"),
-            get("/load/after"),
-            get("/stop_line"),
-        ),
-    );
+    machine(&mut text, results);
+    line(&mut text, &format!("Stop line: {}.", get("/stop_line")));
     for run in results
         .get("runs")
         .and_then(Value::as_array)
@@ -124,6 +145,77 @@ pub(crate) fn claim(results: &Value) -> String {
     text
 }
 
+fn machine(text: &mut String, results: &Value) {
+    let get = |at: &str| results.pointer(at).map(show).unwrap_or_default();
+    line(
+        text,
+        &format!(
+            "{} cores ({}), {} MiB, {}, {}, state on {}. Load average {} before, {} after.",
+            get("/host/cores"),
+            get("/host/cpu"),
+            get("/host/memory_mib"),
+            get("/host/kernel"),
+            get("/host/qemu"),
+            get("/host/state_on"),
+            get("/load/before"),
+            get("/load/after"),
+        ),
+    );
+}
+
+/// The report of `agent`.
+pub(crate) fn agent(results: &Value) -> String {
+    let mut text = String::new();
+    machine(&mut text, results);
+    let Some(run) = results.get("run") else {
+        return text;
+    };
+    arms(&mut text, run, &AGENT_ARMS);
+    figures(&mut text, &derived(run.clone()), &AGENT_HELD);
+    table(&mut text, ["what", "measured"], |add| {
+        for (name, value) in run.as_object().into_iter().flatten() {
+            if !name.ends_with("_us") {
+                add([name.replace('_', " "), parts(value)]);
+            }
+        }
+    });
+    text
+}
+
+/// With what follows from the figures of a run.
+fn derived(mut run: Value) -> Value {
+    let number = |at: &str| run.pointer(at).and_then(Value::as_f64);
+    let grown = |name: &str| {
+        let [before, after] = ["before", "after"].map(|end| number(&format!("/{name}/{end}")));
+        Some(after? - before?)
+    };
+    let floor = number("/spawn_us/p50").zip(number("/empty_rpc_us/p50"));
+    let more = [
+        ("floor_us", floor.map(|(spawn, empty)| spawn + empty)),
+        ("detached_growth_kib", grown("detached_rss_kib")),
+        ("detached_10000_growth_kib", grown("detached_10000_rss_kib")),
+    ];
+    if let Some(run) = run.as_object_mut() {
+        for (name, value) in more {
+            run.insert(name.to_owned(), value.into());
+        }
+    }
+    run
+}
+
+/// A value, or those in it by name.
+fn parts(value: &Value) -> String {
+    match value.as_object() {
+        Some(row) => {
+            let parts = row
+                .iter()
+                .map(|(name, value)| format!("{} {}", name.replace('_', " "), show(value)));
+            parts.collect::<Vec<_>>().join(", ")
+        }
+        None => show(value),
+    }
+}
+
 fn one(text: &mut String, run: &Value) {
     let get = |at: &str| run.pointer(at).map(show).unwrap_or_default();
     line(
@@ -131,8 +223,8 @@ fn one(text: &mut String, run: &Value) {
         &format!("### engine {}, accel {}", get("/engine"), get("/accel")),
     );
     line(text, &format!("Sync mode: {}.", get("/sync")));
-    arms(text, run);
-    figures(text, run);
+    arms(text, run, &ARMS);
+    figures(text, run, &HELD);
     let head = ["work of one warm claim", "sync = auto", "sync = always"];
     table(text, head, |add| counts(run).into_iter().for_each(add));
     let equal = run.get("counts_are_equal_at_1_and_10000_live");
@@ -161,13 +253,13 @@ fn one(text: &mut String, run: &Value) {
     }
 }
 
-fn arms(text: &mut String, run: &Value) {
+fn arms(text: &mut String, run: &Value, arms: &[(&str, &str)]) {
     table(text, ["arm (us)", "n", "p50", "p90", "p99", "p99.9"], |add| {
-        for (key, name) in ARMS {
+        for (key, name) in arms {
             if let Some(arm) = run.pointer(key).filter(|arm| arm.is_object()) {
                 let at = |part: &str| arm.get(part).map(show).unwrap_or_default();
                 add([
-                    name.to_owned(),
+                    (*name).to_owned(),
                     at("n"),
                     at("p50"),
                     at("p90"),
@@ -179,9 +271,9 @@ fn arms(text: &mut String, run: &Value) {
     });
 }
 
-fn figures(text: &mut String, run: &Value) {
+fn figures(text: &mut String, run: &Value, held: &[Held]) {
     table(text, ["figure", "measured", "bound", "held"], |add| {
-        for figure in &HELD {
+        for figure in held {
             let number = |at: &str| match at.trim_start_matches('/').parse::<f64>() {
                 Ok(number) => Some(number),
                 Err(_is_a_path) => run.pointer(at).and_then(Value::as_f64),
@@ -254,19 +346,23 @@ fn show(value: &Value) -> String {
 }
 
 /// Puts the tables into the documentation of this checkout.
-pub(crate) async fn write_docs(report: &str) -> Result<()> {
+pub(crate) async fn write_docs(part: &str, report: &str) -> Result<()> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/performance.md");
     let old = tokio::fs::read_to_string(&path)
         .await
         .context("docs/performance.md")?;
-    let new = between(&old, report).context("docs/performance.md has no place for the tables")?;
+    let new = between(&old, part, report).context("docs/performance.md has no place for the tables")?;
     tokio::fs::write(&path, new).await.context("docs/performance.md")
 }
 
-fn between(old: &str, report: &str) -> Option<String> {
-    let [begin, end] = MARKS;
-    let (before, rest) = old.split_once(begin)?;
-    let (_, after) = rest.split_once(end)?;
+/// Puts a part's tables between its marks.
+fn between(old: &str, part: &str, report: &str) -> Option<String> {
+    let (begin, end) = (
+        format!("<!-- bench {part} -->\n"),
+        format!("<!-- end of bench {part} -->"),
+    );
+    let (before, rest) = old.split_once(&begin)?;
+    let (_, after) = rest.split_once(&end)?;
     Some(format!("{before}{begin}\n{report}{end}{after}"))
 }
 
@@ -302,13 +398,38 @@ mod tests {
     }
 
     #[test]
+    fn an_agents_figures_are_told_with_their_bounds() {
+        let arm = |p50: f64, p99: f64| json!({ "p50": p50, "p90": p50, "p99": p99, "n": 3072 });
+        let run = json!({
+            "spawn_us": arm(700.0, 900.0), "empty_rpc_us": arm(100.0, 200.0), "exec_us": arm(1000.0, 2000.0),
+            "detached_rss_kib": { "before": 5000, "after": 5401 },
+            "rings_built_per_exec": 0,
+        });
+        let text = agent(&json!({ "run": run }));
+        assert!(
+            text.contains("+ empty RPC), p50 | 1.25 | <= 1.25 | yes |"),
+            "{text}"
+        );
+        assert!(
+            text.contains("`true` / 400 KiB | 1.00 | <= 1 | **no** |"),
+            "{text}"
+        );
+        assert!(
+            text.contains("before 5000") && text.contains("after 5401"),
+            "{text}"
+        );
+        assert!(text.contains("| rings built per exec | 0 |"), "{text}");
+    }
+
+    #[test]
     fn the_documentation_keeps_what_is_around() {
         let old = "a\n<!-- bench claim -->\nold\n<!-- end of bench claim -->\nb";
-        let new = between(old, "new\n").unwrap();
+        let new = between(old, "claim", "new\n").unwrap();
         assert_eq!(
             new,
             "a\n<!-- bench claim -->\n\nnew\n<!-- end of bench claim -->\nb"
         );
-        assert_eq!(between("nothing", "new"), None);
+        assert_eq!(between("nothing", "claim", "new"), None);
+        assert_eq!(between(old, "agent", "new"), None);
     }
 }

@@ -4,17 +4,15 @@
 use std::{ffi::c_int, os::fd::OwnedFd, sync::Arc};
 
 use rustix::process::Signal;
-use sandbox_protocol::{
-    limits::LOG_DEFAULT,
-    v1::{Command, Exit},
-};
+use sandbox_protocol::v1::{Command, Exit};
 use tokio::io::unix::AsyncFd;
 
 use super::{
     ExecCtx, Kind, Shared, command,
-    core::{begin, no_descriptor, pipe},
+    core::{Core, begin, no_descriptor, pipe},
+    detached::{self, Naming},
     job::{Birth, Job, Scope},
-    log::Side,
+    time::Time,
 };
 use crate::{refusal::Refusal, sys::Wire};
 
@@ -25,6 +23,9 @@ pub struct ChildEnds {
     pub stdin: bool,
     /// One pipe for both outputs.
     pub merge: bool,
+    /// What it says aside goes into a log, to be read by Logs and Attach; its entry is kept for a while when it has
+    /// exited. Not with `merge`.
+    pub log: bool,
     /// Others, by the numbers under which the program gets them: above 2, each once.
     pub extra: Vec<(OwnedFd, i32)>,
 }
@@ -38,7 +39,7 @@ pub struct Child {
     pub stdin: Option<AsyncFd<OwnedFd>>,
     /// What it says; to be taken.
     pub stdout: Option<AsyncFd<OwnedFd>>,
-    /// What it says aside, unless merged; to be taken.
+    /// What it says aside, unless merged or logged; to be taken.
     pub stderr: Option<AsyncFd<OwnedFd>>,
 }
 
@@ -53,7 +54,13 @@ impl Child {
     ) -> Result<Self, Refusal> {
         let user = shared.users().resolve(command::user_of(command, &ctx.claim))?;
         let wanted = command::plan(command, &ctx.base_env, &ctx.claim, user)?;
-        let job = shared.admit(Birth::new(kind, wanted.argv, wanted.uid, wanted.keep))?;
+        let birth = Birth::new(kind, wanted.argv, wanted.uid, wanted.keep);
+        let (job, owned) = if ends.log {
+            let (job, owned) = detached::admit(shared, &birth, &Naming::default())?;
+            (job, Some(owned))
+        } else {
+            (shared.admit(birth)?, None)
+        };
         // From here on the job ends with this value, whatever happens.
         let mut child = Self {
             job,
@@ -63,9 +70,13 @@ impl Child {
         };
         let wires = child.wire(shared, &ends);
         let wires = wires.inspect_err(|_refusal| child.job.unborn())?;
+        let logged = ends.log;
         // The program's copies have to be the only ones, so that an end of file is one.
         drop(ends);
         begin(shared, wanted.plan, wires, &child.job).await?;
+        if let (Some(owned), Some(stderr)) = (owned, child.stderr.take_if(|_| logged)) {
+            owned.log(Core::aside(child.job.clone(), stderr), Time::new(None));
+        }
         Ok(child)
     }
 
@@ -131,16 +142,6 @@ impl Child {
         async move { job.exit().await.on_the_wire() }
     }
 
-    /// Begins a log, to be read by its number for as long as this value lives.
-    pub fn open_log(&self) {
-        self.job.shared().logs.open(self.job.id(), 0, LOG_DEFAULT);
-    }
-
-    /// Adds to that log what it said aside.
-    pub fn log(&self, said: &[u8]) {
-        self.job.shared().logs.append(self.job.id(), Side::Stderr, said);
-    }
-
     /// Sends a signal; after its end a no-op.
     pub fn signal(&self, signal: Signal, scope: Scope) {
         self.job.signal(signal, scope);
@@ -166,6 +167,5 @@ impl Child {
 impl Drop for Child {
     fn drop(&mut self) {
         self.job.abandon();
-        self.job.shared().logs.remove(self.job.id());
     }
 }

@@ -55,6 +55,8 @@ pub(super) struct Core {
     turn: usize,
     /// Reads of outputs that are gone.
     reads: u64,
+    /// Only what it says aside is read here.
+    aside: bool,
     /// What each output has to come to for all that the leader said, once it has left others behind.
     owed: Option<[u64; 2]>,
     told: bool,
@@ -135,18 +137,31 @@ impl Core {
         job: Arc<Job>,
     ) -> Result<(Self, Option<AsyncFd<OwnedFd>>), Refusal> {
         // From here on the job ends with this value, whatever happens.
-        let mut core = Self {
-            job: job.clone(),
-            outputs: Vec::with_capacity(2),
-            turn: 0,
-            reads: 0,
-            owed: None,
-            told: false,
-        };
+        let mut core = Self::of(job.clone());
         let (wires, stdin) = core.wire(shared, ends).inspect_err(|_refusal| job.unborn())?;
         // Boxed: what a start holds would make every future around it large.
         Box::pin(begin(shared, plan, wires, &job)).await?;
         Ok((core, stdin))
+    }
+
+    fn of(job: Arc<Job>) -> Self {
+        Self {
+            job,
+            outputs: Vec::with_capacity(2),
+            turn: 0,
+            reads: 0,
+            aside: false,
+            owed: None,
+            told: false,
+        }
+    }
+
+    /// Of a program that another room runs: only what it says aside is read here, from this pipe.
+    pub(super) fn aside(job: Arc<Job>, stderr: AsyncFd<OwnedFd>) -> Self {
+        let mut core = Self::of(job);
+        core.aside = true;
+        core.outputs.push(Output::new(stderr));
+        core
     }
 
     fn wire(
@@ -197,8 +212,13 @@ impl Core {
 
     /// Bytes read so far, of stdout and of stderr.
     pub(super) fn said(&self) -> [u64; 2] {
-        let total = |place: usize| self.outputs.get(place).map_or(0, Output::total);
-        [total(0), total(1)]
+        self.each(Output::total)
+    }
+
+    /// A number of each output, of stdout and of stderr.
+    fn each(&self, number: impl Fn(&Output) -> u64) -> [u64; 2] {
+        let of = |place: usize| self.outputs.get(place).map_or(0, &number);
+        if self.aside { [0, of(0)] } else { [of(0), of(1)] }
     }
 
     /// The next event; nothing comes after [`Event::Exit`].
@@ -217,7 +237,8 @@ impl Core {
             };
             if let Poll::Ready(Some(bytes)) = output.poll(cx) {
                 self.turn = (place + 1) % count;
-                let side = if place == 0 { Side::Stdout } else { Side::Stderr };
+                let first = place == 0 && !self.aside;
+                let side = if first { Side::Stdout } else { Side::Stderr };
                 return Poll::Ready(Event::Said(side, bytes));
             }
         }
@@ -236,18 +257,13 @@ impl Core {
 
     /// The leader has ended, what it left behind goes on: its end is told once all that it said was read.
     fn tell_of_leader(&mut self) {
-        let pending = |place: usize| self.outputs.get(place).map_or(0, Output::pending);
-        let said = self.said();
-        let [out, err] = said;
-        let owed = *self
-            .owed
-            .get_or_insert_with(|| [out + pending(0), err + pending(1)]);
-        let read = self.outputs.iter().zip(said.into_iter().zip(owed));
-        let all = read
-            .into_iter()
-            .all(|(output, (said, owed))| said >= owed || output.is_over());
-        if all && self.job.record().is_none() {
-            self.job.publish(said);
+        let [out, err] = self.said();
+        let [more_out, more_err] = self.each(Output::pending);
+        let owed = *self.owed.get_or_insert([out + more_out, err + more_err]);
+        let over = self.outputs.iter().all(Output::is_over);
+        let read = out >= owed[0] && err >= owed[1];
+        if (read || over) && self.job.record().is_none() {
+            self.job.publish([out, err]);
         }
     }
 

@@ -50,6 +50,18 @@ pub(super) struct Naming {
     retain: u32,
 }
 
+impl Default for Naming {
+    /// No name, and what is taken where nothing is asked for.
+    fn default() -> Self {
+        Self {
+            name: None,
+            key: None,
+            log_bytes: LOG_DEFAULT,
+            retain: RETAIN,
+        }
+    }
+}
+
 impl Naming {
     /// Checks what a client wants; zeros and nothings are the defaults.
     ///

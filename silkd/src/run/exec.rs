@@ -168,7 +168,10 @@ pub(super) async fn exec(
         _seat: seat,
     };
     let source = Source::look(input, End::ClosesStdin)?;
-    let stdin = Stdin::new(Seat::first(&job, stdin)).typed(ends.stdin);
+    let mut stdin = Stdin::new(Seat::first(&job, stdin)).typed(ends.stdin);
+    if source.is_over() {
+        stdin.nobody_gives();
+    }
     if !source.is_over() || stdin.has_more() || !time.is_over() {
         let stays = stream.stays();
         stream.pumped = true;

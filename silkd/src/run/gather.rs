@@ -45,9 +45,19 @@ impl Buffers {
     }
 }
 
+#[cfg(test)]
+impl Buffers {
+    /// Holds all there is.
+    pub(super) fn fill(&self) -> Held {
+        let mut held = self.enter().unwrap();
+        held.set(usize::try_from(held.room()).unwrap());
+        held
+    }
+}
+
 /// What one Run holds; given back when dropped.
 #[derive(Debug)]
-struct Held {
+pub(super) struct Held {
     all: Arc<Mutex<u64>>,
     bytes: u64,
 }

@@ -9,11 +9,31 @@ use bytes::Bytes;
 use sandbox_protocol::v1::{Command, EnvVar, exit::How};
 
 use super::{
-    ClaimDefaults, HookEnd, HookOutcome, Kind, RunError, Shared, command,
+    ClaimDefaults, Kind, RunError, Shared, command,
     core::{Core, Ends, Event},
     job::Birth,
 };
 use crate::{refusal::Refusal, sys};
+
+/// How a hook ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HookEnd {
+    /// By itself.
+    Code(i32),
+    /// By a signal.
+    Signal(i32),
+    /// Killed with its tree: its time was over.
+    TimedOut,
+}
+
+/// What came of a hook.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HookOutcome {
+    /// How it ended.
+    pub end: HookEnd,
+    /// The last 4 KiB that it said, both outputs in order.
+    pub output: Vec<u8>,
+}
 
 /// Bytes of output that are kept: the last ones.
 const TAIL: usize = 4 * 1024;

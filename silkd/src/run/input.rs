@@ -197,6 +197,11 @@ impl Stdin {
         self
     }
 
+    /// No more comes, ever; a terminal is told by the [`pump`].
+    pub(super) fn nobody_gives(&mut self) {
+        self.seat.stdin.take_if(|_| !self.tty);
+    }
+
     /// Whether there is anything to do even if the client brings nothing: a terminal has to be told that.
     pub(super) const fn has_more(&self) -> bool {
         self.tty

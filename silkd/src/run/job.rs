@@ -193,8 +193,8 @@ impl Job {
             detached: false,
             seat: SeatState::Free(None),
             record: None,
-            // Those of other rooms are read there.
-            unread: matches!(birth.kind, Kind::Session | Kind::Git | Kind::Lsp),
+            // Those of other rooms are read there, unless they have a log.
+            unread: birth.retain.is_none() && matches!(birth.kind, Kind::Session | Kind::Git | Kind::Lsp),
             discarded: 0,
             writes: 0,
             waker: None,

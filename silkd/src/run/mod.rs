@@ -7,10 +7,14 @@
 //! and everything written has been read. Nothing is built that a program does not need: no task for a client that has
 //! closed its half, no queue or copy between pipe and HTTP/2.
 //!
+//! [`Runner::spawn`] starts one that nobody waits for: its output goes to a log, where readers are cursors, and what is
+//! kept of it when it has exited fits into half a kilobyte. [`Runner::child`] starts one for another room.
+//!
 //! May call: clock, gate, reap, refusal, sys, tasks.
 //! Never inside: a link, a service. Who may run something is the gate's to say.
-//! Cancel safety: dropping [`ExecStream`], or the future of [`Runner::exec`] or [`Runner::run_hook`], ends the program
-//! and all it started, at once.
+//! Cancel safety: dropping [`ExecStream`] or [`Child`], or the future of [`Runner::exec`], [`Runner::run`],
+//! [`Runner::spawn`] or [`Runner::run_hook`], ends the program and all it started, at once; a stream or a Run leaves it,
+//! detached, where that was asked for or the sandbox goes to sleep. Dropping a reader leaves the program as it is.
 
 mod attach;
 mod child;
@@ -57,6 +61,7 @@ pub use self::{
     child::{Child, ChildEnds},
     entry::Kind,
     exec::ExecStream,
+    hook::{HookEnd, HookOutcome},
     job::Scope,
     runner::Runner,
 };
@@ -89,26 +94,6 @@ pub struct ExecCtx {
     pub base_env: Arc<Vec<EnvVar>>,
     /// The claim's part.
     pub claim: Arc<ClaimDefaults>,
-}
-
-/// How a hook ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HookEnd {
-    /// By itself.
-    Code(i32),
-    /// By a signal.
-    Signal(i32),
-    /// Killed with its tree: its time was over.
-    TimedOut,
-}
-
-/// What came of a hook.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HookOutcome {
-    /// How it ended.
-    pub end: HookEnd,
-    /// The last 4 KiB that it said, both outputs in order.
-    pub output: Vec<u8>,
 }
 
 /// An operation of the runner that failed.

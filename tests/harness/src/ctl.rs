@@ -1,6 +1,9 @@
 //! `sandboxctl`, as a user runs it.
 
-use std::{ffi::OsStr, process::Stdio};
+use std::{
+    ffi::{OsStr, OsString},
+    process::Stdio,
+};
 
 use serde_json::Value;
 use tokio::{io::AsyncWriteExt as _, process::Command};
@@ -40,6 +43,18 @@ impl Ctl {
     pub fn token(mut self, token: &str) -> Self {
         self.token = Some(token.to_owned());
         self
+    }
+
+    /// Variables of a shell that types `$ctl` for `sandboxctl`.
+    pub(crate) fn environment(&self) -> Vec<(&'static str, OsString)> {
+        let mut variables = vec![
+            ("ctl", program("sandboxctl-under-test").into_os_string()),
+            ("SANDBOXD_ADDR", self.address.clone().into()),
+        ];
+        if let Some(token) = &self.token {
+            variables.push(("SANDBOXD_TOKEN", token.into()));
+        }
+        variables
     }
 
     /// The command, to be started by the caller.

@@ -18,6 +18,7 @@ mod leaks;
 pub mod process;
 mod programs;
 mod setup;
+mod terminal;
 pub mod tour;
 mod watch;
 
@@ -30,6 +31,7 @@ pub use daemon::{Daemon, Refused};
 pub use leaks::Leaks;
 pub use programs::{image, program};
 pub use setup::{Agent, Setup};
+pub use terminal::Terminal;
 
 /// Bound for a wait that never lasts unless something is broken: generous, so that a busy machine does not fail a test.
 pub const HANG: Duration = Duration::from_secs(60);

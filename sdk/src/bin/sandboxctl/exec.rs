@@ -68,14 +68,9 @@ pub(crate) async fn exec(reach: &Reach, args: ExecArgs, out: Out) -> Result<Exit
     }
     let client = reach.client(None).await?;
     let sandbox = client.sandbox(args.sandbox, None);
-    let mut command = builder(&sandbox, args.how, args.command)?;
+    let command = builder(&sandbox, args.how, args.command)?;
     if input && tty {
-        let keys = args.detach_keys;
-        // Whoever can leave it alone leaves it running.
-        if keys.is_some() {
-            command = command.detach_on_disconnect();
-        }
-        return interact(&sandbox, command, keys, out).await;
+        return interact(&sandbox, command, args.detach_keys, out).await;
     }
     let remote = Remote::exec(command.stream().await?);
     let mut signals = Signals::catch()?;
@@ -91,11 +86,15 @@ pub(crate) async fn exec(reach: &Reach, args: ExecArgs, out: Out) -> Result<Exit
 /// Puts the local terminal before a command. `keys` leave it running, if there are any.
 pub(crate) async fn interact(
     sandbox: &SandboxHandle,
-    command: sandbox_sdk::Exec,
+    mut command: sandbox_sdk::Exec,
     keys: Option<Keys>,
     out: Out,
 ) -> Result<ExitCode, Fault> {
     let detaches = keys.is_some();
+    // Whoever can leave it alone leaves it running.
+    if detaches {
+        command = command.detach_on_disconnect();
+    }
     let mut signals = Signals::catch()?;
     let mut remote = Remote::exec(command.stream().await?);
     let id = remote.started().await?;

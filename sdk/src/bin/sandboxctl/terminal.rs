@@ -2,6 +2,7 @@
 
 use std::{
     io::{self, IsTerminal as _, Write as _},
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
     sync::{Mutex, Once, PoisonError},
 };
 
@@ -14,9 +15,9 @@ const SIZE: (u32, u32) = (80, 24);
 /// Largest side of a terminal that a guest takes.
 const SIDE: u32 = 4096;
 /// What a full-screen program may have set and only itself would undo: the other screen, the mouse, bracketed paste,
-/// application keys, a hidden cursor, colours.
+/// application keys, a hidden cursor, colours. The line that it was on is over.
 const UNDO: &[u8] =
-    b"\x1b[?1047l\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?2004l\x1b[?1l\x1b>\x1b[?25h\x1b[0m";
+    b"\x1b[?1047l\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?2004l\x1b[?1l\x1b>\x1b[?25h\x1b[0m\r\n";
 /// Keys that leave, unless others are named; docker's.
 pub(crate) const DETACH: &str = "ctrl-p,ctrl-q";
 
@@ -44,23 +45,28 @@ pub(crate) fn size() -> (u32, u32) {
     }
 }
 
-/// How the terminal was before; nothing while it is that way.
-static BEFORE: Mutex<Option<Termios>> = Mutex::new(None);
+/// A terminal, and how it was before; nothing while it is that way.
+static BEFORE: Mutex<Option<(OwnedFd, Termios)>> = Mutex::new(None);
 
 fn give_back() {
     let before = BEFORE.lock().unwrap_or_else(PoisonError::into_inner).take();
-    if let Some(before) = before {
+    if let Some((terminal, before)) = before {
         // A terminal that is gone needs nothing.
-        tcsetattr(io::stdin(), OptionalActions::Now, &before).ok();
+        tcsetattr(terminal, OptionalActions::Now, &before).ok();
     }
 }
 
-/// Raw mode of the terminal on stdin. It is given back when this is dropped, and before a panic is told.
+/// Raw mode of a terminal; there is one at a time. It is given back when this is dropped, and before a panic is told.
 #[derive(Debug)]
-pub(crate) struct Raw(());
+pub(crate) struct Raw(OwnedFd);
 
 impl Raw {
+    /// Of the terminal on stdin.
     pub(crate) fn enter() -> Result<Self, Fault> {
+        Self::of(io::stdin().as_fd()).map_err(|error| Fault::io("terminal", error))
+    }
+
+    fn of(terminal: BorrowedFd<'_>) -> io::Result<Self> {
         static HOOK: Once = Once::new();
         HOOK.call_once(|| {
             let told = std::panic::take_hook();
@@ -69,18 +75,24 @@ impl Raw {
                 told(panic);
             }));
         });
-        let before = tcgetattr(io::stdin()).map_err(|error| Fault::io("terminal", error.into()))?;
-        let raw = Self(());
-        *BEFORE.lock().unwrap_or_else(PoisonError::into_inner) = Some(before.clone());
-        set_raw(before).map_err(|error| Fault::io("terminal", error))?;
+        let before = tcgetattr(terminal)?;
+        let raw = Self(terminal.try_clone_to_owned()?);
+        let kept = (terminal.try_clone_to_owned()?, before.clone());
+        *BEFORE.lock().unwrap_or_else(PoisonError::into_inner) = Some(kept);
+        raw.set(before)?;
         Ok(raw)
+    }
+
+    fn set(&self, mut mode: Termios) -> io::Result<()> {
+        mode.make_raw();
+        Ok(tcsetattr(&self.0, OptionalActions::Now, &mode)?)
     }
 
     /// After a pause in which a shell had the terminal.
     pub(crate) fn again(&self) {
-        if let Ok(now) = tcgetattr(io::stdin()) {
+        if let Ok(now) = tcgetattr(&self.0) {
             // A terminal that is gone is told by its end of input.
-            set_raw(now).ok();
+            self.set(now).ok();
         }
     }
 }
@@ -89,11 +101,6 @@ impl Drop for Raw {
     fn drop(&mut self) {
         give_back();
     }
-}
-
-fn set_raw(mut mode: Termios) -> io::Result<()> {
-    mode.make_raw();
-    Ok(tcsetattr(io::stdin(), OptionalActions::Now, &mode)?)
 }
 
 /// Undoes on the screen what a program that goes on elsewhere, or is lost, can no longer undo.
@@ -211,6 +218,52 @@ mod tests {
         assert_eq!((&typed.pass[..], typed.leave), (&b"a"[..], true));
         let typed = keys("").typed(b"\x10\x11");
         assert_eq!((&typed.pass[..], typed.leave), (&b"\x10\x11"[..], false));
+    }
+
+    #[test]
+    fn a_terminal_is_as_it_was_before_a_panic_is_told_and_after_a_drop() {
+        use rustix::{
+            fs::{Mode, OFlags},
+            pty,
+            termios::LocalModes,
+        };
+
+        let master = pty::openpt(pty::OpenptFlags::RDWR | pty::OpenptFlags::NOCTTY).unwrap();
+        pty::grantpt(&master).unwrap();
+        pty::unlockpt(&master).unwrap();
+        let name = pty::ptsname(&master, Vec::new()).unwrap();
+        let terminal = rustix::fs::open(name, OFlags::RDWR | OFlags::NOCTTY, Mode::empty()).unwrap();
+        let echoes = |terminal: &OwnedFd| {
+            let modes = tcgetattr(terminal).unwrap().local_modes;
+            modes.contains(LocalModes::ECHO)
+        };
+        let raw = Raw::of(terminal.as_fd()).unwrap();
+        assert!(!echoes(&terminal));
+        drop(raw);
+        assert!(echoes(&terminal));
+
+        // The hook that tells of a panic finds the terminal given back.
+        static TOLD: Mutex<Option<(OwnedFd, bool)>> = Mutex::new(None);
+        *TOLD.lock().unwrap() = Some((terminal.try_clone().unwrap(), false));
+        let raw = Raw::of(terminal.as_fd()).unwrap();
+        let ours = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            ours(panic);
+            if let Some((terminal, echoed)) = TOLD.lock().unwrap().as_mut() {
+                *echoed = echoes(terminal);
+            }
+        }));
+        assert!(!echoes(&terminal));
+        let panicked = std::panic::catch_unwind(|| {
+            let _raw = raw;
+            panic!("on purpose");
+        });
+        drop(std::panic::take_hook());
+        assert!(panicked.is_err() && echoes(&terminal));
+        assert!(
+            TOLD.lock().unwrap().as_ref().unwrap().1,
+            "told before it was given back"
+        );
     }
 
     proptest! {

@@ -131,6 +131,7 @@ impl Shell {
             stdin: false,
             merge: false,
             extra: vec![(script, script::SCRIPT), (reports, script::REPORT)],
+            log: false,
         };
         let mut child = Child::start(shared, ctx, &command, Kind::Session, ends).await?;
         let missing = || Refusal::new(Reason::AgentBug, "a child without its outputs");

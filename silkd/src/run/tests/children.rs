@@ -3,10 +3,10 @@
 use std::os::fd::OwnedFd;
 
 use rustix::{pipe::PipeFlags, process::Signal};
-use sandbox_protocol::v1::{ProcessKind, exit::How};
+use sandbox_protocol::v1::{ProcessKind, ProcessState, exit::How};
 use tokio::io::{Interest, unix::AsyncFd};
 
-use super::harness::{Guest, death, handle, sh, within};
+use super::harness::{Guest, death, handle, sh, to, within};
 use crate::{
     run::{ChildEnds, Kind},
     sys,
@@ -83,5 +83,37 @@ async fn a_child_ends_with_its_value_and_all_it_started() {
         death(process).await;
     }
     assert_eq!(within(exit).await.how, Some(How::Signal(9)));
+    guest.end().await;
+}
+
+#[tokio::test]
+async fn what_a_child_says_aside_can_be_a_log() {
+    let guest = Guest::start();
+    let ctx = guest.ctx();
+    let ends = ChildEnds {
+        stdin: true,
+        log: true,
+        ..ChildEnds::default()
+    };
+    let script = sh("echo aside >&2; cat; exit 4");
+    let started = guest.runner.child(&ctx, &script, Kind::Lsp, ends);
+    let mut child = within(started).await.unwrap();
+    assert!(child.stderr.is_none());
+    let mut live = guest.attach(to(child.id())).await.unwrap();
+    assert_eq!(live.read(6).await.data, b"aside\n");
+    drop(child.stdin.take());
+    assert_eq!(within(child.exit()).await.how, Some(How::Code(4)));
+    let heard = live.finish().await;
+    assert_eq!((heard.code(), heard.exit.unwrap().stderr_bytes), (4, 6));
+    let row = guest.runner.list(false, 0, 9).remove(0);
+    assert_eq!(
+        (row.kind(), row.state()),
+        (ProcessKind::Lsp, ProcessState::Exited)
+    );
+    let id = child.id();
+    drop(child);
+    // Kept, whoever ran it.
+    let mut late = guest.attach(to(id)).await.unwrap();
+    assert_eq!(late.finish().await.data, b"aside\n");
     guest.end().await;
 }

@@ -3,6 +3,7 @@
 mod children;
 mod detached;
 mod ends;
+mod gathered;
 mod harness;
 mod memory;
 mod sessions;

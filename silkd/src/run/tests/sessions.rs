@@ -762,6 +762,17 @@ async fn one_environment_for_all_ways() {
     let mut command = sh(print);
     command.env = own.to_vec();
     let exec = guest.run(command.clone()).await.unwrap();
+    let spawned = guest
+        .spawn(super::harness::detached(command.clone()))
+        .await
+        .unwrap();
+    let log = guest
+        .attach(super::harness::to(spawned.id))
+        .await
+        .unwrap()
+        .finish()
+        .await;
+    assert_eq!(String::from_utf8(log.data).unwrap(), exec.text());
     command.tty = Some(sandbox_protocol::v1::Tty {
         cols: 80,
         rows: 24,

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use sandbox_protocol::{
     limits::{CHUNK_IN, CHUNK_OUT},
-    v1::{ExecStart, StdinClose, exec_in::M, exec_out},
+    v1::{ExecIn, ExecStart, StdinClose, exec_in::M, exec_out},
 };
 
 use super::harness::{Guest, command, eventually, of, sh, with_stdin, within};
@@ -55,14 +55,14 @@ async fn binary_stdin_counts() {
             let close = M::StdinClose(StdinClose {});
             held.as_ref()
                 .unwrap()
-                .send(sandbox_protocol::v1::ExecIn { m: Some(close) })
+                .send(ExecIn { m: Some(close) })
                 .await
                 .unwrap();
             // What comes behind the end is nobody's, and counted.
             let late = M::Stdin(Bytes::from_static(b"late"));
             held.as_ref()
                 .unwrap()
-                .send(sandbox_protocol::v1::ExecIn { m: Some(late) })
+                .send(ExecIn { m: Some(late) })
                 .await
                 .unwrap();
             let ran = call.finish().await.unwrap();
@@ -85,7 +85,7 @@ async fn echo_64_mib_full_duplex() {
     let send = async {
         for chunk in data.chunks(CHUNK_IN) {
             let m = Some(M::Stdin(data.slice_ref(chunk)));
-            input.send(sandbox_protocol::v1::ExecIn { m }).await.unwrap();
+            input.send(ExecIn { m }).await.unwrap();
         }
         drop(input);
     };
@@ -244,5 +244,24 @@ async fn the_work_of_an_exec_is_counted() {
     let work = call.finish().await.unwrap().exit.work.unwrap();
     assert_eq!((work.tasks_spawned, work.writes), (1, 1));
     assert_eq!(guest.run(sh("true")).await.unwrap().exit.work, None);
+    guest.end().await;
+}
+
+#[tokio::test]
+async fn a_call_that_is_all_there_at_the_start_closes_stdin() {
+    let guest = Guest::start();
+    for _ in 0..20 {
+        let first = ExecIn {
+            m: Some(M::Start(with_stdin(command(&[b"cat"])))),
+        };
+        let mut client = guest.client.clone();
+        let call = Box::pin(client.exec(futures_util::stream::iter([first])));
+        let mut output = within(call).await.unwrap().into_inner();
+        let mut last = None;
+        while let Some(message) = within(output.message()).await.unwrap() {
+            last = message.m;
+        }
+        assert!(matches!(last, Some(exec_out::M::Exit(_))), "{last:?}");
+    }
     guest.end().await;
 }

@@ -179,7 +179,6 @@ fn wake(mut state: MutexGuard<'_, State>) {
 pub(super) struct Pipes {
     stdin: Option<AsyncFd<OwnedFd>>,
     stdout: Option<AsyncFd<OwnedFd>>,
-    stderr: Option<AsyncFd<OwnedFd>>,
 }
 
 impl Pipes {
@@ -187,7 +186,6 @@ impl Pipes {
         Self {
             stdin: child.stdin.take(),
             stdout: child.stdout.take(),
-            stderr: child.stderr.take(),
         }
     }
 }
@@ -202,7 +200,6 @@ pub(super) async fn run(server: Arc<Server>, pipes: Pipes, messages: mpsc::Recei
         timer: Timer::None,
         server,
     };
-    actor.server.child.open_log();
     let exit = actor.server.child.exit();
     let mut exit = std::pin::pin!(exit);
     loop {
@@ -215,7 +212,6 @@ pub(super) async fn run(server: Arc<Server>, pipes: Pipes, messages: mpsc::Recei
             message = actor.messages.recv(), if has_input => actor.writing = message.map(Writing::new),
             () = write(&mut actor.pipes.stdin, &mut actor.writing) => {}
             bytes = read(&mut actor.pipes.stdout), if room => actor.heard(bytes),
-            said = read(&mut actor.pipes.stderr) => actor.server.child.log(&said),
         }
     }
 }

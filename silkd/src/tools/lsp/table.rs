@@ -147,6 +147,8 @@ impl Lsp {
         };
         let ends = ChildEnds {
             stdin: true,
+            // What it says aside can be read by Logs and Attach.
+            log: true,
             ..ChildEnds::default()
         };
         let mut child = runner.child(ctx, &command, Kind::Lsp, ends).await?;
