@@ -22,7 +22,7 @@ use sandbox_protocol::{
         session_exit, session_run_in, session_run_out, watch_out, write_in,
     },
 };
-use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
 use crate::{HANG, agent::Calls, within};
