@@ -160,8 +160,9 @@ impl Future for Pump {
             match polled {
                 Poll::Ready(Some(Ok(frame))) => {
                     if let Ok(data) = frame.into_data() {
+                        // An end may come in a frame of its own, without data: it is sent below, as the end it is.
+                        self.last = !data.is_empty() && self.body.is_end_stream();
                         self.chunk = data;
-                        self.last = self.body.is_end_stream();
                     }
                 }
                 Poll::Ready(Some(Err(_status))) => {

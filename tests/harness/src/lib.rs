@@ -19,7 +19,6 @@ pub mod process;
 mod programs;
 mod setup;
 mod terminal;
-pub mod tour;
 mod watch;
 
 use std::time::Duration;
