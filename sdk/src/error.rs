@@ -3,7 +3,7 @@
 //! May call: dial (its error).
 //! Never inside: a decision to repeat; that is `retry`'s.
 
-use std::{borrow::Cow, error::Error as StdError, fmt, time::Duration};
+use std::{borrow::Cow, error::Error as StdError, fmt, io, time::Duration};
 
 use sandbox_protocol::{
     metadata,
@@ -38,6 +38,8 @@ pub enum ErrorKind {
     Unfinished,
     /// The SDK refused the arguments: nothing was sent.
     Invalid,
+    /// Reading or writing on this side failed (a local file, a stream of the caller's).
+    Local,
 }
 
 /// Who spoke.
@@ -140,6 +142,30 @@ impl Error {
 
     pub(crate) fn unfinished(message: impl Into<Cow<'static, str>>) -> Self {
         Self::own(ErrorKind::Unfinished, Some(Reason::AgentLost), message)
+    }
+
+    /// Reading or writing on this side failed. What only carried an error of ours is that error.
+    pub(crate) fn local(what: impl fmt::Display, source: io::Error) -> Self {
+        match source.downcast::<Self>() {
+            Ok(ours) => ours,
+            Err(source) => {
+                let mut error = Self::own(ErrorKind::Local, None, format!("{what}: {source}"));
+                error.0.code = Code::Unknown;
+                error.0.source = Some(Box::new(source));
+                error
+            }
+        }
+    }
+
+    /// A directory was asked for, and the guest has something else there.
+    pub(crate) fn not_a_directory() -> Self {
+        let reason = Reason::NotADirectory;
+        Self::own(ErrorKind::Local, Some(reason), "the path is one file: read it")
+    }
+
+    /// What came is no archive that may be unpacked here.
+    pub(crate) fn archive(message: String) -> Self {
+        Self::own(ErrorKind::Local, Some(Reason::ArchiveRefused), message)
     }
 
     /// No connection at the first attempt.
@@ -286,6 +312,30 @@ impl Error {
     #[must_use]
     pub fn fields(&self) -> &[FieldError] {
         &self.0.fields
+    }
+}
+
+/// For those who read and write: `std::io::Error::downcast` gives the error back.
+impl From<Error> for io::Error {
+    fn from(error: Error) -> Self {
+        let kind = match (&error.0.reason, error.kind()) {
+            (Some(ErrorReason::Known(Reason::PortReset)), _) => io::ErrorKind::ConnectionReset,
+            (Some(ErrorReason::Known(Reason::PortRefused)), _) => io::ErrorKind::ConnectionRefused,
+            (_, ErrorKind::Unreachable | ErrorKind::Broken) => io::ErrorKind::ConnectionAborted,
+            (_, ErrorKind::TimedOut) => io::ErrorKind::TimedOut,
+            (_, ErrorKind::Unfinished) => io::ErrorKind::UnexpectedEof,
+            (_, ErrorKind::Invalid) => io::ErrorKind::InvalidInput,
+            (_, ErrorKind::Refused | ErrorKind::Local) => {
+                let kinds = [
+                    (Code::NotFound, io::ErrorKind::NotFound),
+                    (Code::AlreadyExists, io::ErrorKind::AlreadyExists),
+                    (Code::PermissionDenied, io::ErrorKind::PermissionDenied),
+                ];
+                let fits = kinds.into_iter().find(|(code, _kind)| *code == error.code());
+                fits.map_or(io::ErrorKind::Other, |(_code, kind)| kind)
+            }
+        };
+        Self::new(kind, error)
     }
 }
 

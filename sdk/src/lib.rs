@@ -30,14 +30,20 @@ mod command;
 mod dial;
 mod error;
 pub mod exec;
+pub mod files;
+pub mod git;
+mod guest;
 mod input;
 mod key;
+pub mod lsp;
+pub mod port;
 pub mod process;
 mod retry;
 mod sandbox;
 pub mod session;
 mod tasks;
 mod token;
+pub mod watch;
 
 pub use claim::ClaimBuilder;
 pub use client::{Client, Options};
@@ -46,9 +52,14 @@ pub use error::{Error, ErrorKind, ErrorReason, FieldError, Origin};
 pub use exec::{
     Event, Exec, ExecStream, Exit, How, Output, Resizer, Run, Signaller, StdinWriter, TextDecoder,
 };
+pub use files::Files;
+pub use git::Git;
+pub use lsp::LspStream;
+pub use port::{PortListener, PortStream};
 pub use process::{Process, ProcessHandle, ProcessRef};
 pub use sandbox::{Released, Sandbox, SandboxHandle};
 pub use sandbox_protocol::{reason::Reason, v1};
 pub use session::{Session, SessionHandle};
 pub use token::Token;
 pub use tonic::Code;
+pub use watch::FileChange;

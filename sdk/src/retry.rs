@@ -49,7 +49,8 @@ fn pause(error: &Error, repeat: Repeat, done: u32, left: Duration, jitter: u8) -
         | ErrorKind::Unreachable
         | ErrorKind::TimedOut
         | ErrorKind::Unfinished
-        | ErrorKind::Invalid => return None,
+        | ErrorKind::Invalid
+        | ErrorKind::Local => return None,
     };
     // Up to a quarter more, so that those who were refused together do not come back together.
     let pause = base.checked_add(base.checked_mul(u32::from(jitter))? / 1024)?;

@@ -30,6 +30,13 @@ pub(crate) fn guarded<F: Future<Output = ()> + Send + 'static>(future: F) -> Abo
     AbortOnDrop(detached(future).abort_handle())
 }
 
+/// Starts blocking work (local files) on a thread of the runtime's. It ends by itself once whoever feeds it, or reads
+/// what it makes, is gone.
+#[expect(clippy::disallowed_methods, reason = "the room that owns spawning")]
+pub(crate) fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+    tokio::task::spawn_blocking(work)
+}
+
 /// Background work that somebody can wait for.
 #[derive(Debug)]
 pub(crate) struct Tasks {

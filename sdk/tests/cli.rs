@@ -5,6 +5,8 @@
     reason = "tests start the program under test"
 )]
 
+#[path = "cli/guest.rs"]
+mod guest;
 #[path = "cli/processes.rs"]
 mod processes;
 #[path = "cli/sessions.rs"]

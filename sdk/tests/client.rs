@@ -1,6 +1,8 @@
 //! The library against a daemon that answers by script.
 #![expect(clippy::unwrap_used, clippy::disallowed_methods, reason = "tests")]
 
+#[path = "client/guest.rs"]
+mod guest;
 #[path = "client/processes.rs"]
 mod processes;
 #[path = "client/sessions.rs"]

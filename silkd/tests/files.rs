@@ -15,7 +15,11 @@ mod kit;
 mod lists;
 #[path = "files/paths.rs"]
 mod paths;
+#[path = "files/searches.rs"]
+mod searches;
 #[path = "files/users.rs"]
 mod users;
+#[path = "files/watches.rs"]
+mod watches;
 #[path = "files/writes.rs"]
 mod writes;

@@ -160,7 +160,7 @@ impl Future for Pump {
             match polled {
                 Poll::Ready(Some(Ok(frame))) => {
                     if let Ok(data) = frame.into_data() {
-                        // An end may come in a frame of its own, without data: it is sent below, as the end it is.
+                        // An end in a frame without data is told by the body once more.
                         self.last = !data.is_empty() && self.body.is_end_stream();
                         self.chunk = data;
                     }

@@ -93,6 +93,48 @@ async fn bodies_and_trailers_pass_both_ways() {
     assert_eq!(opened.link.0.signals.streams(), 0);
 }
 
+/// A body as HTTP/2 gives it when its end comes in a frame of its own, without data.
+struct EmptyEnd(Vec<&'static [u8]>);
+
+impl http_body::Body for EmptyEnd {
+    type Data = Bytes;
+    type Error = tonic::Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _cx: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Result<http_body::Frame<Bytes>, tonic::Status>>> {
+        let data = self.0.pop();
+        std::task::Poll::Ready(data.map(|data| Ok(http_body::Frame::data(Bytes::from_static(data)))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+#[tokio::test]
+async fn f02_an_end_without_data_is_passed_on() {
+    let (opened, _guest) = opened(Clock::host(), echo).await;
+    for frames in [
+        vec![&b""[..], b"all"],
+        vec![b"", b"", b"all"],
+        vec![b""],
+        vec![b"all"],
+    ] {
+        let all = if frames.contains(&&b"all"[..]) {
+            &b"all"[..]
+        } else {
+            b""
+        };
+        let body = Body::new(EmptyEnd(frames));
+        let reply = within(opened.link.call(request(body))).await.unwrap();
+        let (back, trailers) = collect(reply.into_body()).await.unwrap();
+        assert_eq!(back, all);
+        assert!(trailers.is_some());
+    }
+}
+
 #[tokio::test]
 async fn input_flows_while_nobody_reads_the_output() {
     let (told, got) = one_shot();

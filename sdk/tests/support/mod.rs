@@ -1,6 +1,8 @@
 //! A daemon that answers by script, on a Unix socket in a folder of its own. It runs on a runtime of its own, so that
 //! a test can kill it with all its connections.
 
+pub(crate) mod guest;
+mod host;
 mod processes;
 mod sessions;
 
@@ -21,7 +23,7 @@ use tokio::{
     runtime::Runtime,
     sync::{Notify, mpsc, watch},
 };
-use tokio_stream::{Stream, StreamExt as _, wrappers::UnixListenerStream};
+use tokio_stream::{Stream, wrappers::UnixListenerStream};
 use tonic::{Request, Response, Status, Streaming, metadata::MetadataMap};
 use tonic_types::{ErrorDetails, StatusExt as _};
 
@@ -57,6 +59,12 @@ pub(crate) struct Seen {
     pub(crate) texts: Vec<v1::SessionRunStart>,
     /// Calls of Exec, Attach and SessionRun whose client went away before their end.
     pub(crate) cancelled: usize,
+    pub(crate) uploads: Vec<guest::Uploaded>,
+    /// Bytes that came for ports.
+    pub(crate) forwarded: usize,
+    pub(crate) lsp: Vec<v1::LspStart>,
+    /// Requests about files and git, as text.
+    pub(crate) asked: Vec<String>,
     pub(crate) calls: HashMap<&'static str, usize>,
     /// `authorization` and `sandbox-id` of the last call.
     pub(crate) authorization: Option<String>,
@@ -66,6 +74,8 @@ pub(crate) struct Seen {
 #[derive(Debug)]
 struct State {
     seen: watch::Sender<Seen>,
+    /// What Pull gives.
+    archive: Mutex<Vec<u8>>,
     plans: Mutex<HashMap<&'static str, VecDeque<Plan>>>,
 }
 
@@ -100,6 +110,7 @@ impl Mock {
             dir: Arc::new(tempfile::tempdir().unwrap()),
             state: Arc::new(State {
                 seen: watch::channel(Seen::default()).0,
+                archive: Mutex::default(),
                 plans: Mutex::default(),
             }),
             runtime: None,
@@ -147,6 +158,11 @@ impl Mock {
     pub(crate) fn plan(&self, method: &'static str, plan: Plan) {
         let mut plans = self.state.plans.lock().unwrap();
         plans.entry(method).or_default().push_back(plan);
+    }
+
+    /// What a pulled tree is from now on.
+    pub(crate) fn archive(&self, tar: Vec<u8>) {
+        *self.state.archive.lock().unwrap() = tar;
     }
 
     pub(crate) fn seen(&self) -> Seen {
@@ -201,39 +217,6 @@ pub(crate) fn sandbox(id: &str) -> v1::Sandbox {
     }
 }
 
-fn pool(spec: v1::PoolSpec, warm: u32) -> v1::Pool {
-    v1::Pool {
-        spec: Some(spec),
-        source: v1::Source::Applied.into(),
-        target: warm,
-        warm,
-        ..v1::Pool::default()
-    }
-}
-
-fn default_pool(warm: u32) -> v1::Pool {
-    let spec = v1::PoolSpec {
-        name: "default".into(),
-        warm,
-        ..v1::PoolSpec::default()
-    };
-    pool(spec, warm)
-}
-
-fn template(name: &str) -> v1::Template {
-    v1::Template {
-        name: name.to_owned(),
-        image: "busybox".into(),
-        warmup: vec!["true".into()],
-        variants: vec![v1::Variant {
-            lane: v1::Lane::None.into(),
-            size: "small".into(),
-            ..v1::Variant::default()
-        }],
-        ..v1::Template::default()
-    }
-}
-
 impl Service {
     fn note(&self, change: impl FnOnce(&mut Seen)) {
         self.0.seen.send_modify(change);
@@ -266,194 +249,6 @@ impl Service {
                 Ok(())
             }
         }
-    }
-}
-
-#[tonic::async_trait]
-impl claims_server::Claims for Service {
-    async fn claim(&self, request: Request<v1::ClaimsClaimRequest>) -> Reply<v1::ClaimsClaimReply> {
-        self.note(|seen| seen.claims.push(request.get_ref().clone()));
-        self.begin("claim", &request).await?;
-        let work = request.get_ref().trace.then(|| v1::Work {
-            journal_records: 1,
-            steps_us: HashMap::from([("take".to_owned(), 3)]),
-            ..v1::Work::default()
-        });
-        Ok(Response::new(v1::ClaimsClaimReply {
-            sandbox: "sb_1".into(),
-            claim: "cl_1".into(),
-            token: "sbt_secret".into(),
-            tier: v1::Tier::Warm.into(),
-            pool: "default".into(),
-            expires_at: at(1_700_003_601),
-            engine: v1::Engine::Stub.into(),
-            accel: v1::Accel::None.into(),
-            work,
-        }))
-    }
-
-    async fn release(&self, request: Request<v1::ClaimsReleaseRequest>) -> Reply<v1::ClaimsReleaseReply> {
-        self.begin("release", &request).await?;
-        self.note(|seen| seen.released.push(request.into_inner().sandbox));
-        Ok(Response::new(v1::ClaimsReleaseReply {
-            already: false,
-            recorded: true,
-        }))
-    }
-
-    async fn renew(&self, request: Request<v1::ClaimsRenewRequest>) -> Reply<v1::ClaimsRenewReply> {
-        self.begin("renew", &request).await?;
-        let expires_at = at(1_700_000_000 + i64::from(request.get_ref().lease_secs));
-        Ok(Response::new(v1::ClaimsRenewReply { expires_at }))
-    }
-
-    async fn get(&self, request: Request<v1::ClaimsGetRequest>) -> Reply<v1::Sandbox> {
-        self.begin("get", &request).await?;
-        Ok(Response::new(sandbox(&request.get_ref().sandbox)))
-    }
-
-    async fn list(&self, request: Request<v1::ClaimsListRequest>) -> Reply<v1::ClaimsListReply> {
-        self.begin("list", &request).await?;
-        // Three pages.
-        let page: usize = request.get_ref().page_token.parse().unwrap_or(0);
-        Ok(Response::new(v1::ClaimsListReply {
-            sandboxes: vec![sandbox(&format!("sb_{page}a")), sandbox(&format!("sb_{page}b"))],
-            next_page_token: if page < 2 {
-                (page + 1).to_string()
-            } else {
-                String::new()
-            },
-        }))
-    }
-
-    async fn watch(&self, request: Request<v1::ClaimsWatchRequest>) -> Reply<Events<v1::ClaimsWatchReply>> {
-        self.begin("watch", &request).await?;
-        use v1::claims_watch_reply::Event;
-        let events = [
-            Event::Sandbox(sandbox("sb_1")),
-            Event::Synced(v1::Synced {}),
-            Event::Lost(v1::Lost { count: 7 }),
-        ];
-        let events = events.map(|event| Ok(v1::ClaimsWatchReply { event: Some(event) }));
-        Ok(Response::new(Box::pin(tokio_stream::iter(events))))
-    }
-}
-
-#[tonic::async_trait]
-impl pools_server::Pools for Service {
-    async fn list(&self, request: Request<v1::PoolsListRequest>) -> Reply<v1::PoolsListReply> {
-        self.begin("pools.list", &request).await?;
-        Ok(Response::new(v1::PoolsListReply {
-            pools: vec![default_pool(4)],
-        }))
-    }
-
-    async fn apply(&self, request: Request<v1::PoolsApplyRequest>) -> Reply<v1::Pool> {
-        self.begin("pools.apply", &request).await?;
-        Ok(Response::new(pool(request.into_inner().spec.unwrap(), 0)))
-    }
-
-    async fn delete(&self, request: Request<v1::PoolsDeleteRequest>) -> Reply<v1::PoolsDeleteReply> {
-        self.begin("pools.delete", &request).await?;
-        Ok(Response::new(v1::PoolsDeleteReply {}))
-    }
-
-    async fn watch(&self, request: Request<v1::PoolsWatchRequest>) -> Reply<Events<v1::PoolsWatchReply>> {
-        self.begin("pools.watch", &request).await?;
-        use v1::pools_watch_reply::Event;
-        let events = [
-            Event::Pool(default_pool(1)),
-            Event::Synced(v1::Synced {}),
-            Event::Pool(default_pool(2)),
-            Event::Pool(default_pool(4)),
-        ];
-        let events = events.map(|event| Ok(v1::PoolsWatchReply { event: Some(event) }));
-        let events = tokio_stream::iter(events).chain(tokio_stream::pending());
-        Ok(Response::new(Box::pin(events)))
-    }
-}
-
-#[tonic::async_trait]
-impl templates_server::Templates for Service {
-    async fn build(
-        &self,
-        request: Request<v1::TemplatesBuildRequest>,
-    ) -> Reply<Events<v1::TemplatesBuildReply>> {
-        self.begin("templates.build", &request).await?;
-        use v1::templates_build_reply::Event;
-        let step = |kind: v1::build_step::Kind| {
-            Event::Step(v1::BuildStep {
-                kind: kind.into(),
-                elapsed_ms: 5,
-            })
-        };
-        let events = [
-            step(v1::build_step::Kind::Boot),
-            Event::Console("\u{1b}[31mhello\n".into()),
-            step(v1::build_step::Kind::Capture),
-            Event::Template(template(&request.get_ref().name)),
-        ];
-        let events = events.map(|event| Ok(v1::TemplatesBuildReply { event: Some(event) }));
-        Ok(Response::new(Box::pin(tokio_stream::iter(events))))
-    }
-
-    async fn list(&self, request: Request<v1::TemplatesListRequest>) -> Reply<v1::TemplatesListReply> {
-        self.begin("templates.list", &request).await?;
-        Ok(Response::new(v1::TemplatesListReply {
-            templates: vec![template("default")],
-        }))
-    }
-
-    async fn get(&self, request: Request<v1::TemplatesGetRequest>) -> Reply<v1::Template> {
-        self.begin("templates.get", &request).await?;
-        Ok(Response::new(template(&request.get_ref().name)))
-    }
-
-    async fn delete(&self, request: Request<v1::TemplatesDeleteRequest>) -> Reply<v1::TemplatesDeleteReply> {
-        self.begin("templates.delete", &request).await?;
-        Ok(Response::new(v1::TemplatesDeleteReply {}))
-    }
-}
-
-#[tonic::async_trait]
-impl node_server::Node for Service {
-    async fn info(&self, request: Request<v1::NodeInfoRequest>) -> Reply<v1::NodeInfoReply> {
-        self.begin("info", &request).await?;
-        Ok(Response::new(v1::NodeInfoReply {
-            version: "0.1.0".into(),
-            name: "mock".into(),
-            engine: v1::Engine::Stub.into(),
-            accel: v1::Accel::None.into(),
-            sandboxes: HashMap::from([("claimed".to_owned(), 1)]),
-            started_at: at(1_700_000_000),
-            ready: true,
-            ..v1::NodeInfoReply::default()
-        }))
-    }
-
-    async fn doctor(&self, request: Request<v1::NodeDoctorRequest>) -> Reply<v1::NodeDoctorReply> {
-        self.begin("doctor", &request).await?;
-        Ok(Response::new(v1::NodeDoctorReply {
-            checks: vec![v1::Check {
-                name: "kvm".into(),
-                verdict: v1::Verdict::Warn.into(),
-                found: "none".into(),
-                remedy: "enable it".into(),
-            }],
-        }))
-    }
-
-    async fn reload(&self, request: Request<v1::NodeReloadRequest>) -> Reply<v1::NodeReloadReply> {
-        self.begin("reload", &request).await?;
-        Ok(Response::new(v1::NodeReloadReply {
-            changed: vec!["pool.default.warm".into()],
-            needs_restart: vec![],
-        }))
-    }
-
-    async fn ping(&self, request: Request<v1::NodePingRequest>) -> Reply<v1::NodePingReply> {
-        self.begin("ping", &request).await?;
-        Ok(Response::new(v1::NodePingReply {}))
     }
 }
 
@@ -592,6 +387,18 @@ impl Program {
     }
 }
 
+impl Service {
+    /// As [`begin`](Self::begin), and keeps what was asked.
+    async fn asked<T: std::fmt::Debug>(
+        &self,
+        method: &'static str,
+        request: &Request<T>,
+    ) -> Result<(), Status> {
+        self.note(|seen| seen.asked.push(format!("{:?}", request.get_ref())));
+        self.begin(method, request).await
+    }
+}
+
 #[tonic::async_trait]
 impl agent_server::Agent for Service {
     async fn info(&self, request: Request<v1::AgentInfoRequest>) -> Reply<v1::AgentInfoReply> {
@@ -622,6 +429,142 @@ impl agent_server::Agent for Service {
         drop(tokio::spawn(program.run(start)));
         let replies = tokio_stream::wrappers::ReceiverStream::new(replies);
         Ok(Response::new(Box::pin(replies)))
+    }
+
+    async fn stat(&self, request: Request<v1::AgentStatRequest>) -> Reply<v1::AgentStatReply> {
+        self.asked("stat", &request).await?;
+        guest::look(request.get_ref())
+    }
+
+    async fn list(&self, request: Request<v1::AgentListRequest>) -> Reply<Events<v1::AgentListReply>> {
+        self.asked("list", &request).await?;
+        guest::list()
+    }
+
+    async fn read(&self, request: Request<v1::AgentReadRequest>) -> Reply<Events<v1::ReadOut>> {
+        self.asked("read", &request).await?;
+        guest::read(request.get_ref())
+    }
+
+    async fn mkdir(&self, request: Request<v1::AgentMkdirRequest>) -> Reply<v1::AgentMkdirReply> {
+        self.asked("mkdir", &request).await?;
+        Ok(Response::new(v1::AgentMkdirReply { made: true }))
+    }
+
+    async fn remove(&self, request: Request<v1::AgentRemoveRequest>) -> Reply<v1::AgentRemoveReply> {
+        self.asked("remove", &request).await?;
+        Ok(Response::new(v1::AgentRemoveReply { removed: 4 }))
+    }
+
+    async fn rename(&self, request: Request<v1::AgentRenameRequest>) -> Reply<v1::AgentRenameReply> {
+        self.asked("rename", &request).await?;
+        Ok(Response::new(v1::AgentRenameReply {}))
+    }
+
+    async fn pull(&self, request: Request<v1::AgentPullRequest>) -> Reply<Events<v1::PullOut>> {
+        self.asked("pull", &request).await?;
+        let archive = self.0.archive.lock().unwrap().clone();
+        guest::pull(request.get_ref(), archive)
+    }
+
+    async fn find(&self, request: Request<v1::AgentFindRequest>) -> Reply<Events<v1::FindOut>> {
+        self.asked("find", &request).await?;
+        guest::find(request.get_ref())
+    }
+
+    async fn replace(&self, request: Request<v1::AgentReplaceRequest>) -> Reply<Events<v1::ReplaceOut>> {
+        self.asked("replace", &request).await?;
+        guest::replace(request.get_ref())
+    }
+
+    async fn watch(&self, request: Request<v1::AgentWatchRequest>) -> Reply<Events<v1::WatchOut>> {
+        self.asked("watch", &request).await?;
+        guest::watch(request.get_ref(), Arc::new(Attendant(self.clone(), false)))
+    }
+
+    async fn git_clone(&self, request: Request<v1::AgentGitCloneRequest>) -> Reply<Events<v1::GitOut>> {
+        self.asked("git_clone", &request).await?;
+        guest::git_progress(request.get_ref().url == "cut")
+    }
+
+    async fn git_push(&self, request: Request<v1::AgentGitPushRequest>) -> Reply<Events<v1::GitOut>> {
+        self.asked("git_push", &request).await?;
+        guest::git_progress(false)
+    }
+
+    async fn git_pull(&self, request: Request<v1::AgentGitPullRequest>) -> Reply<Events<v1::GitOut>> {
+        self.asked("git_pull", &request).await?;
+        guest::git_progress(false)
+    }
+
+    async fn git_status(
+        &self,
+        request: Request<v1::AgentGitStatusRequest>,
+    ) -> Reply<v1::AgentGitStatusReply> {
+        self.asked("git_status", &request).await?;
+        guest::git_status()
+    }
+
+    async fn git_add(&self, request: Request<v1::AgentGitAddRequest>) -> Reply<v1::AgentGitAddReply> {
+        self.asked("git_add", &request).await?;
+        Ok(Response::new(v1::AgentGitAddReply {}))
+    }
+
+    async fn git_commit(
+        &self,
+        request: Request<v1::AgentGitCommitRequest>,
+    ) -> Reply<v1::AgentGitCommitReply> {
+        self.asked("git_commit", &request).await?;
+        Ok(Response::new(v1::AgentGitCommitReply { head: "def".into() }))
+    }
+
+    async fn git_branch(
+        &self,
+        request: Request<v1::AgentGitBranchRequest>,
+    ) -> Reply<v1::AgentGitBranchReply> {
+        self.asked("git_branch", &request).await?;
+        guest::git_branch(request.get_ref())
+    }
+
+    async fn git_checkout(
+        &self,
+        request: Request<v1::AgentGitCheckoutRequest>,
+    ) -> Reply<v1::AgentGitCheckoutReply> {
+        self.asked("git_checkout", &request).await?;
+        Ok(Response::new(v1::AgentGitCheckoutReply { head: "abc".into() }))
+    }
+
+    async fn lsp_stop(&self, request: Request<v1::AgentLspStopRequest>) -> Reply<v1::AgentLspStopReply> {
+        self.asked("lsp_stop", &request).await?;
+        let how = Some(v1::exit::How::Signal(15));
+        let exit = Some(v1::Exit {
+            how,
+            ..v1::Exit::default()
+        });
+        Ok(Response::new(v1::AgentLspStopReply { exit }))
+    }
+
+    async fn write(&self, request: Request<Streaming<v1::WriteIn>>) -> Reply<v1::AgentWriteReply> {
+        self.begin("write", &request).await?;
+        self.take_write(request.into_inner()).await
+    }
+
+    async fn push(&self, request: Request<Streaming<v1::PushIn>>) -> Reply<v1::AgentPushReply> {
+        self.begin("push", &request).await?;
+        self.take_push(request.into_inner()).await
+    }
+
+    async fn port_forward(
+        &self,
+        request: Request<Streaming<v1::PortForwardIn>>,
+    ) -> Reply<Events<v1::PortForwardOut>> {
+        self.begin("port_forward", &request).await?;
+        self.connect(request.into_inner()).await
+    }
+
+    async fn lsp_open(&self, request: Request<Streaming<v1::LspIn>>) -> Reply<Events<v1::LspOut>> {
+        self.begin("lsp_open", &request).await?;
+        self.serve_lsp(request.into_inner()).await
     }
 
     async fn run(&self, request: Request<v1::AgentRunRequest>) -> Reply<v1::AgentRunReply> {

@@ -10,7 +10,7 @@ use super::{
     errno::field,
     open::Wanted,
     stat::{is_dir, wire},
-    steps::Produce,
+    steps::{Made, Produce},
     walk::{Seen, Walk},
     workers::Cancel,
 };
@@ -89,9 +89,9 @@ impl Lister {
 impl Produce for Lister {
     type Item = AgentListReply;
 
-    fn next(&mut self, cancel: &Cancel) -> Result<Option<AgentListReply>, Refusal> {
+    fn next(&mut self, cancel: &Cancel) -> Result<Made<AgentListReply>, Refusal> {
         if self.over {
-            return Ok(None);
+            return Ok(Made::End);
         }
         let mut reply = AgentListReply::default();
         let mut bytes = 0;
@@ -114,6 +114,6 @@ impl Produce for Lister {
         if self.over {
             reply.unreadable = self.walk.unreadable;
         }
-        Ok(Some(reply))
+        Ok(Made::Item(reply))
     }
 }

@@ -16,7 +16,7 @@ use super::{
     errno::field,
     open::Wanted,
     stat::{mtime, wire},
-    steps::Produce,
+    steps::{Made, Produce},
     workers::Cancel,
 };
 use crate::refusal::Refusal;
@@ -92,7 +92,7 @@ impl Reader {
 impl Produce for Reader {
     type Item = ReadOut;
 
-    fn next(&mut self, cancel: &Cancel) -> Result<Option<ReadOut>, Refusal> {
+    fn next(&mut self, cancel: &Cancel) -> Result<Made<ReadOut>, Refusal> {
         cancel.check()?;
         let m = match self.next {
             Next::Head => {
@@ -119,8 +119,8 @@ impl Produce for Reader {
                 self.next = Next::Nothing;
                 M::End(self.end()?)
             }
-            Next::Nothing => return Ok(None),
+            Next::Nothing => return Ok(Made::End),
         };
-        Ok(Some(ReadOut { m: Some(m) }))
+        Ok(Made::Item(ReadOut { m: Some(m) }))
     }
 }

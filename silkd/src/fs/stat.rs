@@ -30,6 +30,11 @@ pub(super) fn is_dir(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::Directory
 }
 
+/// Whether it is a plain file.
+pub(super) fn is_plain(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+}
+
 /// When it was changed last, in nanoseconds since 1970.
 pub(super) fn mtime(stat: &Stat) -> i64 {
     let nanos = i64::try_from(stat.st_mtime_nsec).unwrap_or(0);

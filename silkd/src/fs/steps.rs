@@ -6,6 +6,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use futures_util::{FutureExt as _, Stream};
@@ -13,7 +14,7 @@ use prost::Message;
 use sandbox_protocol::limits::CHUNK_OUT;
 
 use super::workers::{Call, Cancel, Parked, Pending, Workers};
-use crate::refusal::Refusal;
+use crate::{clock, refusal::Refusal};
 
 /// What is produced step by step. A message is about [`CHUNK_OUT`] at most, so that a stream that nobody reads holds one
 /// batch here and one on its way: below 256 KiB.
@@ -21,9 +22,23 @@ pub(super) trait Produce: Send + 'static {
     /// The messages.
     type Item: Message + 'static;
 
-    /// The next one, or the end. Looks at `cancel` with every block.
-    fn next(&mut self, cancel: &Cancel) -> Result<Option<Self::Item>, Refusal>;
+    /// Works on for a while. Looks at `cancel` with every block.
+    fn next(&mut self, cancel: &Cancel) -> Result<Made<Self::Item>, Refusal>;
 }
+
+/// What came of a while's work.
+#[derive(Debug)]
+pub(super) enum Made<T> {
+    /// A message.
+    Item(T),
+    /// None yet.
+    Nothing,
+    /// There are no more.
+    End,
+}
+
+/// How long a step goes on that may go on: a batch need not be full.
+const LONG: Duration = Duration::from_millis(20);
 
 /// What a step brought.
 struct Batch<P: Produce> {
@@ -37,13 +52,17 @@ struct Batch<P: Produce> {
 impl<P: Produce> Batch<P> {
     fn make(mut producer: P, cancel: &Cancel) -> Self {
         let (mut items, mut bytes) = (VecDeque::new(), 0);
+        let begun = clock::since_boot();
         while bytes < CHUNK_OUT {
             match producer.next(cancel) {
-                Ok(Some(item)) => {
+                Ok(Made::Item(item)) => {
                     bytes += item.encoded_len();
                     items.push_back(item);
                 }
-                Ok(None) => return Self::last(items, None),
+                // What was found is told, and who waits for a thread gets one.
+                Ok(Made::Nothing) if clock::since_boot().saturating_sub(begun) > LONG => break,
+                Ok(Made::Nothing) => {}
+                Ok(Made::End) => return Self::last(items, None),
                 Err(refusal) => return Self::last(items, Some(refusal)),
             }
         }

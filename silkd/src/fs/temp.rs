@@ -10,6 +10,8 @@ use rustix::{
 
 use super::{open::Spot, workers::as_silkd};
 
+/// How their names begin.
+pub(super) const PREFIX: &str = ".silkd-write-";
 /// Tries for a name that nobody has; one is enough unless somebody plays.
 const NAMES: usize = 16;
 
@@ -34,7 +36,7 @@ impl Temp {
             | OFlags::CLOEXEC
             | OFlags::NOCTTY;
         for _attempt in 0..NAMES {
-            let name = random_name(".silkd-write-")?;
+            let name = random_name(PREFIX)?;
             match openat(&parent, name.as_slice(), flags, Mode::RUSR | Mode::WUSR) {
                 Err(Errno::EXIST) => {}
                 Err(errno) => return Err(errno),

@@ -10,7 +10,7 @@ use sandbox_protocol::{reason::Reason, v1::ReadOut};
 use tokio::sync::oneshot;
 
 use super::{
-    steps::{Produce, Steps},
+    steps::{Made, Produce, Steps},
     workers::{Call, Cancel, Parked, Workers},
 };
 use crate::{
@@ -63,12 +63,12 @@ struct Endless {
 impl Produce for Endless {
     type Item = ReadOut;
 
-    fn next(&mut self, cancel: &Cancel) -> Result<Option<ReadOut>, Refusal> {
+    fn next(&mut self, cancel: &Cancel) -> Result<Made<ReadOut>, Refusal> {
         cancel.check()?;
         self.made.fetch_add(1, Ordering::Relaxed);
         let data = vec![7; 64 * 1024].into();
         let m = Some(sandbox_protocol::v1::read_out::M::Data(data));
-        Ok(Some(ReadOut { m }))
+        Ok(Made::Item(ReadOut { m }))
     }
 }
 

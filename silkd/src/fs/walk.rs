@@ -122,6 +122,11 @@ impl Walk {
         self.levels.last().map(|level| &level.fd)
     }
 
+    /// Levels that it is in.
+    pub(super) fn depth(&self) -> usize {
+        self.levels.len()
+    }
+
     /// Goes into the directory that was seen last.
     pub(super) fn enter(&mut self, seen: &Seen) {
         if let Some(dir) = self.dir() {

@@ -98,7 +98,7 @@ impl Cancel {
 
 /// The threads; a handle.
 #[derive(Debug, Clone, Default)]
-pub struct Workers(Arc<Shared>);
+pub(super) struct Workers(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
@@ -254,7 +254,7 @@ impl Workers {
     }
 
     /// Ends the threads: waiting steps are dropped, those under way have a second.
-    pub async fn stop(&self) {
+    pub(super) async fn stop(&self) {
         let (threads, jobs) = {
             let mut queue = self.0.queue();
             queue.closed = true;

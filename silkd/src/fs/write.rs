@@ -246,7 +246,7 @@ fn place(
         }
         keep_owner(&temp.file, old).map_err(|errno| fail("keep the owner of", errno))?;
     }
-    let kept = old.map(|old| old.st_mode & MODE & if uid == 0 { MODE } else { !SET_ID });
+    let kept = old.map(|old| kept_mode(old, uid));
     let mode = Mode::from_raw_mode(plan.mode.or(kept).unwrap_or(NEW));
     // Of a file that was given back to another owner, only silkd can set the mode.
     as_silkd(|| rustix::fs::fchmod(&temp.file, mode)).map_err(|errno| fail("set the mode of", errno))?;
@@ -292,6 +292,17 @@ fn keep_owner(file: &OwnedFd, old: &Stat) -> Result<(), Errno> {
     }
     let (uid, gid) = (Uid::from_raw(old.st_uid), Gid::from_raw(old.st_gid));
     as_silkd(|| rustix::fs::fchown(file, Some(uid), Some(gid)))
+}
+
+/// Gives a file that takes the place of an old one the old one's owner and mode.
+pub(super) fn like_old(file: &OwnedFd, old: &Stat, uid: u32) -> Result<(), Errno> {
+    keep_owner(file, old)?;
+    as_silkd(|| rustix::fs::fchmod(file, Mode::from_raw_mode(kept_mode(old, uid))))
+}
+
+/// What a file keeps of its mode when this user has written to it.
+const fn kept_mode(old: &Stat, uid: u32) -> u32 {
+    old.st_mode & MODE & if uid == 0 { MODE } else { !SET_ID }
 }
 
 /// Replacing a file takes the right to write to it, and not only to its directory.

@@ -242,6 +242,10 @@ impl Core {
                 return Poll::Ready(Event::Said(side, bytes));
             }
         }
+        if !settled && ended.is_some() {
+            // A terminal may have been found empty just now.
+            self.tell_of_leader();
+        }
         if !settled || !self.outputs.iter().all(Output::is_over) {
             return Poll::Pending;
         }
@@ -258,10 +262,14 @@ impl Core {
     /// The leader has ended, what it left behind goes on: its end is told once all that it said was read.
     fn tell_of_leader(&mut self) {
         let [out, err] = self.said();
-        let [more_out, more_err] = self.each(Output::pending);
-        let owed = *self.owed.get_or_insert([out + more_out, err + more_err]);
+        if self.owed.is_none() {
+            let [more_out, more_err] = self.each(Output::pending);
+            self.owed = Some([out + more_out, err + more_err]);
+            self.outputs.iter_mut().for_each(Output::probe);
+        }
+        let owed = self.owed.unwrap_or([out, err]);
         let over = self.outputs.iter().all(Output::is_over);
-        let read = out >= owed[0] && err >= owed[1];
+        let read = out >= owed[0] && err >= owed[1] && !self.outputs.iter().any(Output::probes);
         if (read || over) && self.job.record().is_none() {
             self.job.publish([out, err]);
         }

@@ -20,6 +20,7 @@ use super::{
     input,
     job::Birth,
     log::Side,
+    pty,
     pump::Pump,
     seat::Seat,
     shared::Refused,
@@ -264,6 +265,9 @@ impl Runner {
             tty: wanted.tty,
         };
         let (core, stdin) = Core::start(shared, wanted.plan, ends, job.clone()).await?;
+        if let Some(master) = stdin.as_ref().filter(|_| ends.tty.is_some() && !ends.stdin) {
+            pty::nobody_types(master);
+        }
         // Free at once, with the program's input in it.
         drop(Seat::first(&job, stdin));
         owned.log(core, Time::new(wanted.timeout));

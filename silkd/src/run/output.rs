@@ -25,6 +25,8 @@ pub(super) struct Output {
     size: usize,
     /// What is still to be read, once that is known.
     left: Option<u64>,
+    /// What is to be read at most until it is found empty, while that is asked.
+    probe: Option<u64>,
     total: u64,
     reads: u64,
 }
@@ -37,6 +39,7 @@ impl Output {
             tty: None,
             size: SMALL,
             left: None,
+            probe: None,
             total: 0,
             reads: 0,
         }
@@ -65,11 +68,23 @@ impl Output {
         self.pipe.is_none() || matches!(self.left, Some(0))
     }
 
-    /// Bytes that are in the pipe.
+    /// Bytes that are in the pipe. Of a terminal they are not known: ask [`probes`](Self::probes) as well.
     pub(super) fn pending(&self) -> u64 {
-        let pipe = self.pipe.as_ref();
+        let pipe = self.pipe.as_ref().filter(|_| self.tty.is_none());
         pipe.and_then(|pipe| rustix::io::ioctl_fionread(pipe).ok())
             .unwrap_or(0)
+    }
+
+    /// Asks a terminal whether all that was written to it by now has been read. The kernel does not count what is on its
+    /// way between the two ends, but a read waits for it: once a read finds nothing, that was all. It is among so many
+    /// bytes, whoever writes on.
+    pub(super) fn probe(&mut self) {
+        self.probe = self.tty.is_some().then_some(pty::HELD);
+    }
+
+    /// Whether that is not known yet.
+    pub(super) const fn probes(&self) -> bool {
+        self.probe.is_some() && !self.is_over()
     }
 
     /// From now on only what is in the pipe counts.
@@ -77,8 +92,7 @@ impl Output {
         if let (Some(_pipe), None) = (&self.pipe, self.left) {
             self.left = Some(match &self.tty {
                 None => self.pending(),
-                // The kernel does not count what is on its way between the two ends, but a read waits for it: it is
-                // empty when a read finds nothing. All that was there is among so many bytes, whoever writes on.
+                // Until it is found empty.
                 Some(_seat) => pty::HELD,
             });
         }
@@ -104,8 +118,8 @@ impl Output {
             let Some(pipe) = &self.pipe else {
                 return Poll::Ready(None);
             };
-            // What the kernel has counted is there: no news is awaited for it.
-            let guard = match self.left {
+            // What the kernel has counted is there, and a question is asked now: no news is awaited for it.
+            let guard = match self.left.or(self.probe) {
                 Some(_) => None,
                 None => match ready!(pipe.poll_read_ready(cx)) {
                     Ok(guard) => Some(guard),
@@ -138,13 +152,17 @@ impl Output {
                     let n = u64::try_from(n).unwrap_or(u64::MAX);
                     self.total = self.total.saturating_add(n);
                     self.left = self.left.map(|left| left.saturating_sub(n));
+                    self.probe = self.probe.and_then(|most| most.checked_sub(n));
                     return Poll::Ready(Some(bytes.into()));
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => match guard {
                     Some(mut guard) => guard.clear_ready(),
-                    // Somebody else in the guest read it.
-                    None => return self.end(),
+                    // The terminal is empty, or somebody else in the guest read what was counted.
+                    None => {
+                        self.probe = None;
+                        self.left = self.left.map(|_counted| 0);
+                    }
                 },
                 Err(_broken) => return self.end(),
             }

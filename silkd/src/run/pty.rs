@@ -171,6 +171,12 @@ pub(super) fn end_of_file(master: &AsyncFd<OwnedFd>) -> Option<u8> {
     (code != 0).then_some(code)
 }
 
+/// Tells a program that has just begun that nobody sits at its terminal.
+pub(super) fn nobody_types(master: &AsyncFd<OwnedFd>) {
+    // A fresh terminal has room for it; one whose program is gone needs none.
+    rustix::io::write(master, end_of_file(master).as_slice()).ok();
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

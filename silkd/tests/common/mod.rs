@@ -60,7 +60,12 @@ impl Guest {
     }
 
     pub(crate) fn start_in(dir: tempfile::TempDir) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_silkd"))
+        Self::start_by(Command::new(env!("CARGO_BIN_EXE_silkd")), dir)
+    }
+
+    /// Starts one by a command that passes its arguments on to silkd.
+    pub(crate) fn start_by(mut command: Command, dir: tempfile::TempDir) -> Self {
+        let mut child = command
             .arg("--serve")
             .arg(dir.path().join("s"))
             .stdin(Stdio::null())

@@ -29,7 +29,10 @@ impl Kit {
     }
 
     pub(crate) async fn within_dir(dir: tempfile::TempDir) -> Self {
-        let guest = Guest::start();
+        Self::of(Guest::start(), dir).await
+    }
+
+    pub(crate) async fn of(guest: Guest, dir: tempfile::TempDir) -> Self {
         let mut host = within(Host::connect(&guest.socket())).await;
         within(host.renew(Mode::Boot, "files")).await.unwrap();
         Self { host, guest, dir }

@@ -6,10 +6,18 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use sandbox_sdk::{Client, v1};
 
 use crate::{
+    cp::CpArgs,
+    find::FindArgs,
+    forward::ForwardArgs,
+    git::GitArgs,
+    ls::LsArgs,
+    lsp::LspArgs,
     process::{AttachArgs, KillArgs, LogsArgs, ProcessArgs, PsArgs, SpawnArgs, WaitArgs},
+    replace::ReplaceArgs,
     session::SessionVerb,
     shell::ShellArgs,
     terminal::Keys,
+    watch_files::WatchFilesArgs,
 };
 
 /// Claims sandboxes of a sandboxd, runs programs in them, and looks after pools and templates.
@@ -105,6 +113,50 @@ pub(crate) enum Verb {
     Inspect(InspectArgs),
     /// Follow sandboxes as they change.
     Watch(WatchArgs),
+    /// Copy files and directories into a sandbox or out of it.
+    ///
+    /// The rules are docker's. SRC itself is followed if it is a link; links in a tree stay links. A directory goes into
+    /// a directory that is there, unless SRC ends with `/.`: then what is in it does. With - a directory is a tar archive
+    /// and a file its plain content; stdin is taken for an archive if DST is a directory, or ends with a slash.
+    /// Modes are kept.
+    #[command(
+        after_help = "Examples:\n  sandboxctl cp report.pdf sb_...:/tmp/\n  sandboxctl cp sb_...:/srv/out ./out\n  \
+                      tar c src | sandboxctl cp - sb_...:/srv/\n  sandboxctl cp sb_...:/etc/os-release -"
+    )]
+    Cp(CpArgs),
+    /// List files of a sandbox.
+    #[command(
+        after_help = "Examples:\n  sandboxctl ls -l sb_... /etc\n  sandboxctl --json ls -R sb_... /work"
+    )]
+    Ls(LsArgs),
+    /// Find lines that match, in files of a sandbox.
+    #[command(
+        after_help = "Examples:\n  sandboxctl find sb_... 'fn main' /work -g '*.rs'\n  sandboxctl find sb_... -F 'a.b' /etc -C 2"
+    )]
+    Find(FindArgs),
+    /// Replace what matches in files of a sandbox: in all of them or in none.
+    #[command(
+        after_help = "Examples:\n  sandboxctl replace sb_... --dry-run 'v(\\d+)' 'version $1' /work -g '*.md'\n  \
+                      sandboxctl replace sb_... -F http:// https:// /etc/app.conf"
+    )]
+    Replace(ReplaceArgs),
+    /// Follow changes of files in a sandbox.
+    #[command(after_help = "Example:\n  sandboxctl watch-files -r --exclude target sb_... /work")]
+    WatchFiles(WatchFilesArgs),
+    /// Listen on local ports and pass connections on to ports of a sandbox.
+    #[command(
+        after_help = "Examples:\n  sandboxctl forward sb_... 8080:80\n  sandboxctl forward sb_... :5432 --address 0.0.0.0"
+    )]
+    Forward(ForwardArgs),
+    /// Use the git of a sandbox. There are no credentials in a sandbox: its door adds them.
+    #[command(
+        after_help = "Examples:\n  sandboxctl git sb_... clone https://example.com/x.git /work\n  \
+                      sandboxctl git sb_... -C /work status\n  sandboxctl git sb_... -C /work commit -a -m 'done'"
+    )]
+    Git(GitArgs),
+    /// Speak to a language server of a sandbox on stdin and stdout, as an editor does.
+    #[command(after_help = "Example:\n  sandboxctl lsp sb_... rust --root /work")]
+    Lsp(LspArgs),
     /// Look after the stocks of warm clones.
     #[command(subcommand)]
     Pool(PoolVerb),
@@ -157,6 +209,14 @@ impl Verb {
             | Self::List(_)
             | Self::Inspect(_)
             | Self::Watch(_)
+            | Self::Cp(_)
+            | Self::Ls(_)
+            | Self::Find(_)
+            | Self::Replace(_)
+            | Self::WatchFiles(_)
+            | Self::Forward(_)
+            | Self::Git(_)
+            | Self::Lsp(_)
             | Self::Pool(_)
             | Self::Template(_)
             | Self::Node(_)

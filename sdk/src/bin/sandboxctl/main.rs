@@ -6,10 +6,18 @@
 mod args;
 mod bench;
 mod claim;
+mod cp;
 mod exec;
 mod fault;
+mod find;
+mod forward;
+mod git;
+mod guest;
 mod human;
 mod json;
+mod ls;
+mod lsp;
+mod meter;
 mod node;
 mod packages;
 mod pool;
@@ -17,6 +25,7 @@ mod print;
 mod process;
 mod ready;
 mod relay;
+mod replace;
 mod rows;
 mod run;
 mod session;
@@ -26,6 +35,7 @@ mod template;
 mod terminal;
 mod text;
 mod trace;
+mod watch_files;
 
 use std::{ffi::OsString, future::Future, process::ExitCode, time::Duration};
 
@@ -128,6 +138,14 @@ async fn verb(cli: Cli, out: Out) -> Result<ExitCode, Fault> {
         Verb::List(args) => rows::list(&reach, args, out).await,
         Verb::Inspect(args) => rows::inspect(&reach, args, out).await,
         Verb::Watch(args) => rows::watch(&reach, args, out).await,
+        Verb::Cp(args) => Box::pin(cp::cp(&reach, args, out)).await,
+        Verb::Ls(args) => ls::ls(&reach, args, out).await,
+        Verb::Find(args) => find::find(&reach, args, out).await,
+        Verb::Replace(args) => replace::replace(&reach, args, out).await,
+        Verb::WatchFiles(args) => watch_files::watch(&reach, args, out).await,
+        Verb::Forward(args) => forward::forward(&reach, args, out).await,
+        Verb::Git(args) => git::git(&reach, args, out).await,
+        Verb::Lsp(args) => lsp::lsp(&reach, args).await,
         Verb::Pool(verb) => pool::verb(&reach, verb, out).await,
         Verb::Template(verb) => template::verb(&reach, verb, out).await,
         Verb::Node(verb) => node::verb(&reach, verb, out).await,

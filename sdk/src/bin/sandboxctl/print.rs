@@ -49,6 +49,15 @@ pub(crate) fn stderr(text: &str) {
     writeln!(io::stderr().lock(), "{text}").ok();
 }
 
+/// Text on stderr as it is, harmless already.
+pub(crate) fn stderr_raw(text: &str) {
+    let mut stderr = io::stderr().lock();
+    stderr
+        .write_all(text.as_bytes())
+        .and_then(|()| stderr.flush())
+        .ok();
+}
+
 /// A table for people: no lines, two spaces between columns. Cells may hold text of guests.
 pub(crate) fn table<const N: usize>(head: [&str; N], rows: Vec<[String; N]>) -> String {
     let mut table = Table::new();

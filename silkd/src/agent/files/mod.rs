@@ -177,29 +177,41 @@ pub async fn pull(
     Ok(boxed(parts.files.pull(call, &request).await?))
 }
 
-/// Not there yet.
+/// Lines that match. Cancel safe.
+///
+/// # Errors
+/// Those of [`Files::find`](crate::fs::Files::find).
 pub async fn find(
-    _parts: Arc<Parts>,
-    _ctx: ExecCtx,
-    _request: AgentFindRequest,
+    parts: Arc<Parts>,
+    ctx: ExecCtx,
+    request: AgentFindRequest,
 ) -> Result<BoxStream<FindOut>, Status> {
-    Err(Status::unimplemented("Find is not there yet"))
+    let call = enter(&parts, ctx, request.resolve.as_ref(), None)?;
+    Ok(boxed(parts.files.find(call, request).await?))
 }
 
-/// Not there yet.
+/// Replaces in all files, or in none. Cancel safe.
+///
+/// # Errors
+/// Those of [`Files::replace`](crate::fs::Files::replace).
 pub async fn replace(
-    _parts: Arc<Parts>,
-    _ctx: ExecCtx,
-    _request: AgentReplaceRequest,
+    parts: Arc<Parts>,
+    ctx: ExecCtx,
+    request: AgentReplaceRequest,
 ) -> Result<BoxStream<ReplaceOut>, Status> {
-    Err(Status::unimplemented("Replace is not there yet"))
+    let call = enter(&parts, ctx, request.resolve.as_ref(), None)?;
+    Ok(boxed(parts.files.replace(call, request).await?))
 }
 
-/// Not there yet.
+/// Watches a tree. Cancel safe.
+///
+/// # Errors
+/// Those of [`Files::watch`](crate::fs::Files::watch).
 pub async fn watch(
-    _parts: Arc<Parts>,
-    _ctx: ExecCtx,
-    _request: AgentWatchRequest,
+    parts: Arc<Parts>,
+    ctx: ExecCtx,
+    request: AgentWatchRequest,
 ) -> Result<BoxStream<WatchOut>, Status> {
-    Err(Status::unimplemented("Watch is not there yet"))
+    let call = enter(&parts, ctx, request.resolve.as_ref(), None)?;
+    Ok(boxed(parts.files.watch(call, &request).await?))
 }

@@ -9,3 +9,6 @@ pub(super) mod pull;
 pub(super) mod push;
 pub mod reader;
 mod stage;
+
+#[cfg(test)]
+mod tests;

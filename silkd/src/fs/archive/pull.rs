@@ -18,7 +18,7 @@ use crate::{
         globs::{globs, matches},
         open::{Base, Found, Wanted, open_child},
         stat::{MODE, is_dir},
-        steps::Produce,
+        steps::{Made, Produce},
         walk::{Seen, Walk},
         workers::Cancel,
     },
@@ -333,14 +333,14 @@ fn long(out: &mut Vec<u8>, kind: EntryType, name: &[u8]) {
 impl Produce for Puller {
     type Item = PullOut;
 
-    fn next(&mut self, cancel: &Cancel) -> Result<Option<PullOut>, Refusal> {
+    fn next(&mut self, cancel: &Cancel) -> Result<Made<PullOut>, Refusal> {
         if let Some(head) = self.head.take() {
-            return Ok(Some(PullOut {
+            return Ok(Made::Item(PullOut {
                 m: Some(M::Head(head)),
             }));
         }
         let m = match self.next {
-            Next::Nothing => return Ok(None),
+            Next::Nothing => return Ok(Made::End),
             Next::End => {
                 self.next = Next::Nothing;
                 M::End(self.end)
@@ -359,6 +359,6 @@ impl Produce for Puller {
                 M::Data(out.into())
             }
         };
-        Ok(Some(PullOut { m: Some(m) }))
+        Ok(Made::Item(PullOut { m: Some(m) }))
     }
 }

@@ -246,7 +246,8 @@ impl Reader {
     }
 
     fn header(&mut self, header: &Header) -> Result<Option<Event>, BadArchive> {
-        let size = header.entry_size().map_err(|_text| BadArchive::Field("size"))?;
+        let raw = header.as_old();
+        let size = number(&raw.size, header.entry_size(), "size")?;
         let what = extension(header.entry_type());
         if let Some(what) = what {
             if size > EXTENSION {
@@ -268,23 +269,26 @@ impl Reader {
         if pax.sparse {
             return Err(BadArchive::Sparse);
         }
-        let number = |field, what| {
-            move || -> Result<u64, BadArchive> { header_number(field).ok_or(BadArchive::Field(what)) }
-        };
         let link = long_link.or(pax.link);
         let link = link.or_else(|| header.link_name_bytes().map(std::borrow::Cow::into_owned));
         let stored = pax.size.unwrap_or(size);
         let mut entry = Entry {
             path: self.name.clone(),
             link: link.unwrap_or_default(),
-            kind: kind(header, &self.name)?,
+            kind: kind(header, &self.name, stored)?,
             size: stored,
-            mode: header.mode().map_err(|_text| BadArchive::Field("mode"))? & 0o7777,
-            uid: pax.uid.map_or_else(number(header.uid(), "uid"), Ok)?,
-            gid: pax.gid.map_or_else(number(header.gid(), "gid"), Ok)?,
+            mode: number(&raw.mode, header.mode(), "mode")? & 0o7777,
+            uid: match pax.uid {
+                Some(uid) => uid,
+                None => number(&raw.uid, header.uid(), "uid")?,
+            },
+            gid: match pax.gid {
+                Some(gid) => gid,
+                None => number(&raw.gid, header.gid(), "gid")?,
+            },
             mtime: match pax.mtime {
                 Some(mtime) => mtime,
-                None => i64::try_from(number(header.mtime(), "mtime")()?).unwrap_or(0),
+                None => i64::try_from(number(&raw.mtime, header.mtime(), "mtime")?).unwrap_or(0),
             },
         };
         if header.entry_type() == EntryType::GNUSparse {
@@ -365,11 +369,11 @@ impl Extension {
     }
 }
 
-fn kind(header: &Header, name: &[u8]) -> Result<Kind, BadArchive> {
+fn kind(header: &Header, name: &[u8], size: u64) -> Result<Kind, BadArchive> {
     let raw = header.entry_type();
     match raw.as_byte() {
-        // Before there was a kind for it, a directory was a file whose name ended so.
-        0 | b'0' if name.ends_with(b"/") => Ok(Kind::Directory),
+        // Before there was a kind for it, a directory was an empty file whose name ended so.
+        0 | b'0' if name.ends_with(b"/") && size == 0 => Ok(Kind::Directory),
         0 | b'0' | b'7' | b'S' => Ok(Kind::File),
         b'1' => Ok(Kind::HardLink),
         b'2' => Ok(Kind::Link),
@@ -389,8 +393,13 @@ fn extension(kind: EntryType) -> Option<Extension> {
     }
 }
 
-fn header_number(field: std::io::Result<u64>) -> Option<u64> {
-    field.ok()
+/// A number of a header; one that was left blank is 0.
+fn number<T: Default>(raw: &[u8], read: std::io::Result<T>, what: &'static str) -> Result<T, BadArchive> {
+    match read {
+        Ok(number) => Ok(number),
+        Err(_blank) if raw.iter().all(|byte| matches!(byte, 0 | b' ')) => Ok(T::default()),
+        Err(_text) => Err(BadArchive::Field(what)),
+    }
 }
 
 /// Bytes of a file, or what to do next: `None` when all have come.

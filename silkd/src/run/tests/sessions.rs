@@ -523,8 +523,8 @@ async fn busy_and_duplicate_refused() {
 #[tokio::test]
 async fn a_signal_reaches_what_the_command_started_and_not_the_shell() {
     let guest = with_a_session().await;
-    let script = "sh -c 'trap \"echo heard\" USR1; echo one; while :; do sleep 0.01; done' & \
-        sh -c 'trap \"exit 5\" USR1; echo two; while :; do sleep 0.01; done'; echo was $?; kill %1";
+    let script = "sh -c 'trap \"echo heard; exit\" USR1; echo one; while :; do sleep 0.01; done' & \
+        sh -c 'trap \"exit 5\" USR1; echo two; while :; do sleep 0.01; done'; echo was $?; wait";
     let mut running = guest.order("s", script, 0).await.unwrap();
     running.until(&["one\n", "two\n"]).await;
     running.signal(10).await;
@@ -787,6 +787,11 @@ async fn one_environment_for_all_ways() {
     };
     guest.open(request).await.unwrap();
     let session = guest.told("s", print).await;
+    let mut detached = sh(print);
+    detached.env = own.to_vec();
+    let spawned = guest.spawn(super::harness::detached(detached)).await.unwrap();
+    let mut reader = guest.attach(super::harness::to(spawned.id)).await.unwrap();
+    assert_eq!(reader.finish().await.data, exec.stdout);
     assert!(exec.text().contains("OWN=a b\n") && exec.text().contains("CLAIM=c\n"));
     assert_eq!(session.out(), exec.text());
     // A terminal has a name beside.

@@ -4,11 +4,15 @@ use bytes::Bytes;
 use sandbox_protocol::{
     limits::TTYS,
     reason::Reason,
-    v1::{Command, Descendants, ExecStart, Size, StdinClose, Tty, exec_in::M},
+    v1::{
+        AgentSpawnRequest, AgentWaitRequest, AttachStart, Command, Descendants, ExecStart, OnDisconnect,
+        ProcessKind, ProcessState, Size, StdinClose, Tty, attach_in, exec_in::M,
+    },
 };
 
 use super::harness::{
-    Call, Guest, Ran, command, death, eventually, handle, lives, of, refusal, sh, var, with_stdin,
+    Attachment, Call, Guest, Ran, Read, by_id, command, death, detached, eventually, from, handle, lives, of,
+    refusal, sh, to, var, with_stdin,
 };
 
 fn at_a_terminal(mut command: Command) -> ExecStart {
@@ -327,5 +331,150 @@ async fn terminals_run_out_and_come_back() {
     let again = ran(&guest, at_a_terminal(command(&[b"stty", b"size"]))).await;
     assert_eq!(again.text(), "24 80\r\n");
     drop(calls);
+    guest.end().await;
+}
+
+fn spawned_at_a_terminal(mut command: Command) -> AgentSpawnRequest {
+    command.tty = Some(Tty {
+        cols: 80,
+        rows: 24,
+        term: Bytes::new(),
+    });
+    AgentSpawnRequest {
+        keep_stdin: true,
+        ..detached(command)
+    }
+}
+
+async fn sit_down(guest: &Guest, id: u64, offset: u64) -> Attachment {
+    let start = AttachStart {
+        input: true,
+        from: from(offset),
+        ..to(id)
+    };
+    let attached = guest.attach(start).await.unwrap();
+    assert!(attached.attached.tty);
+    attached
+}
+
+/// Reads on until it has said this; gives the offset behind what was read.
+async fn read_until(seat: &mut Attachment, text: &str) -> u64 {
+    let (mut said, mut end) = (Vec::new(), 0);
+    while !said.windows(text.len()).any(|part| part == text.as_bytes()) {
+        let read = seat.next().await.unwrap();
+        let Some(Read::Chunk(chunk)) = read else {
+            panic!("no output: {read:?}");
+        };
+        end = chunk.offset + u64::try_from(chunk.data.len()).unwrap();
+        said.extend_from_slice(&chunk.data);
+    }
+    end
+}
+
+#[tokio::test]
+async fn reattach_a_detached_tty() {
+    let guest = Guest::start();
+    let script = "stty -echo; trap 'stty size' WINCH; echo ready; while :; do \
+        read x && echo \"got $x\"; test \"$x\" = two && break; done; cat; echo end; exit 4";
+    let spawned = guest.spawn(spawned_at_a_terminal(sh(script))).await.unwrap();
+    let typed = |text: &'static [u8]| attach_in::M::Stdin(Bytes::from_static(text));
+    let resize = |cols, rows| attach_in::M::Resize(Size { cols, rows });
+    let mut first = sit_down(&guest, spawned.id, 0).await;
+    read_until(&mut first, "ready\r\n").await;
+    first.send(typed(b"one\n")).await;
+    read_until(&mut first, "got one\r\n").await;
+    first.send(resize(100, 30)).await;
+    let offset = read_until(&mut first, "30 100\r\n").await;
+    // One at a time types; others may watch.
+    let start = AttachStart {
+        input: true,
+        ..to(spawned.id)
+    };
+    let (reason, _) = refusal(guest.attach(start).await.unwrap_err());
+    assert_eq!(reason, Reason::InputBusy);
+    // Whoever leaves hangs nothing up, and the seat is the next one's.
+    drop(first);
+    let mut second = loop {
+        let start = AttachStart {
+            input: true,
+            from: from(offset),
+            ..to(spawned.id)
+        };
+        match guest.attach(start).await {
+            Ok(seat) => break seat,
+            Err(status) => assert_eq!(refusal(status).0, Reason::InputBusy),
+        }
+    };
+    second.send(resize(132, 50)).await;
+    read_until(&mut second, "50 132\r\n").await;
+    second.send(typed(b"two\n")).await;
+    read_until(&mut second, "got two\r\n").await;
+    // The end of a client's half is nobody's Ctrl-D; `stdin_close` is.
+    second.send(attach_in::M::StdinClose(StdinClose {})).await;
+    read_until(&mut second, "end\r\n").await;
+    assert_eq!(second.finish().await.code(), 4);
+    guest.end().await;
+}
+
+#[tokio::test]
+async fn an_exec_at_a_terminal_can_be_left_and_found_again() {
+    let guest = Guest::start();
+    let script = "trap 'echo hung up; exit' HUP; echo ready; while :; do read x; echo \"got $x\"; test \"$x\" = last && exit 6; done";
+    let mut start = at_a_terminal(sh(script));
+    start.on_disconnect = OnDisconnect::Detach.into();
+    let mut call = guest.begin(start).await.unwrap();
+    let id = call.started.id;
+    until(&mut call, "ready\r\n").await;
+    drop(call);
+    eventually("its seat is free", || {
+        let rows = guest.runner.list(true, id - 1, 1);
+        rows[0].kind() == ProcessKind::Detached
+    })
+    .await;
+    let mut again = sit_down(&guest, id, 0).await;
+    again
+        .send(attach_in::M::Stdin(Bytes::from_static(b"last\n")))
+        .await;
+    let heard = again.finish().await;
+    assert_eq!(heard.code(), 6);
+    assert!(heard.data.ends_with(b"got last\r\n"), "{heard:?}");
+    assert!(!heard.data.windows(4).any(|part| part == b"hung"));
+    guest.end().await;
+}
+
+#[tokio::test]
+async fn a_detached_leader_is_waited_for_and_not_what_it_left() {
+    let guest = Guest::start();
+    let dir = tempfile::tempdir().unwrap();
+    let deaf = dir.path().join("deaf");
+    // The kernel hangs up as the leader ends: by then its child has to have left the session.
+    let script = "seq 1 20000; setsid sh -c 'trap \"\" HUP; touch \"$DEAF\"; exec sleep 1000' & \
+        while ! test -e \"$DEAF\"; do sleep 0.01; done; seq 1 9; exit 7";
+    let mut wanted = sh(script);
+    wanted.env = vec![var(b"DEAF", deaf.to_str().unwrap().as_bytes())];
+    let mut request = spawned_at_a_terminal(wanted);
+    request.keep_stdin = false;
+    let spawned = guest.spawn(request).await.unwrap();
+    let wait = AgentWaitRequest {
+        process: by_id(spawned.id),
+        timeout_ms: 60_000,
+    };
+    let exit = guest.runner.wait(wait).await.unwrap().exit.unwrap();
+    assert_eq!(exit.how, Some(sandbox_protocol::v1::exit::How::Code(7)));
+    let lines = (1..=20_000).chain(1..=9).map(|n: u32| format!("{n}\r\n").len());
+    assert_eq!(exit.stdout_bytes, u64::try_from(lines.sum::<usize>()).unwrap());
+    let rows = guest.runner.list(false, spawned.id - 1, 1);
+    assert_eq!(rows[0].state(), ProcessState::Draining, "what it left goes on");
+    guest.end().await;
+}
+
+#[tokio::test]
+async fn a_spawn_without_input_has_nobody_at_its_terminal() {
+    let guest = Guest::start();
+    let mut request = spawned_at_a_terminal(sh("cat; stty size; exit 3"));
+    request.keep_stdin = false;
+    let spawned = guest.spawn(request).await.unwrap();
+    let heard = guest.attach(to(spawned.id)).await.unwrap().finish().await;
+    assert_eq!((&heard.data[..], heard.code()), (&b"24 80\r\n"[..], 3));
     guest.end().await;
 }
