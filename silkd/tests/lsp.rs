@@ -10,9 +10,9 @@ use common::{Guest, Host, reason, within};
 use sandbox_protocol::{
     limits::{CHUNK_IN, LSP_MESSAGE, LSP_SERVERS},
     v1::{
-        AgentLspStopRequest, Exit, LspFrame, LspIn, LspOut, LspStart, LspStarted,
-        control_quiesce_request::Mode as Rest, control_renew_request::Mode, exit::How, lsp_in, lsp_out,
-        lsp_start::Which,
+        AgentLogsRequest, AgentLspStopRequest, Exit, LspFrame, LspIn, LspOut, LspStart, LspStarted, Output,
+        ProcessRef, control_quiesce_request::Mode as Rest, control_renew_request::Mode, exit::How, logs_out,
+        lsp_in, lsp_out, lsp_start::Which, process_ref,
     },
 };
 use tokio::sync::mpsc;
@@ -407,4 +407,30 @@ async fn lsp_servers_outlive_a_sleep() {
     let mut back = again(&mut host, client.started.server).await;
     assert_eq!(back.started.pid, client.started.pid);
     back.echoes("after").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn lsp_stderr_is_its_log() {
+    let talks = script("echo started >&2\ncat");
+    let (_guest, mut host) = ready(&[("talks", &talks)]).await;
+    let mut client = open(&mut host, language("talks", None)).await.unwrap();
+    client.echoes("one").await;
+    let request = AgentLogsRequest {
+        process: Some(ProcessRef {
+            which: Some(process_ref::Which::Id(client.started.server)),
+        }),
+        follow: true,
+        ..AgentLogsRequest::default()
+    };
+    let mut log = within(host.agent.logs(request)).await.unwrap().into_inner();
+    let mut said = Vec::new();
+    while said != b"started\n" {
+        match within(log.message()).await.unwrap().unwrap().m.unwrap() {
+            logs_out::M::Chunk(chunk) => {
+                assert_eq!(chunk.output, i32::from(Output::Stderr));
+                said.extend_from_slice(&chunk.data);
+            }
+            other @ (logs_out::M::Gap(_) | logs_out::M::Exit(_)) => panic!("{other:?}"),
+        }
+    }
 }

@@ -12,6 +12,7 @@
 #![expect(clippy::too_many_lines, reason = "a table of cases is read whole")]
 
 mod access;
+mod agent;
 mod claims;
 mod commands;
 mod disk;

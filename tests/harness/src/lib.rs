@@ -11,6 +11,7 @@
     reason = "a harness fails its test by panicking, and tells why"
 )]
 
+pub mod agent;
 mod ctl;
 mod daemon;
 mod leaks;
