@@ -62,11 +62,13 @@ lint:
 
 # --foreground lets Ctrl-C through to the tests.
 test:
-	deploy/deps build image vm test
+	deploy/deps build image image-debian vm test
 	timeout --foreground --kill-after=30 $(TEST_LIMIT) $(MAKE) --no-print-directory test-all
 
 test-all: test-build
-	deploy/image/build busybox $(TARGET)/image/busybox
+	deploy/image/agent $(TARGET)/image/agent
+	SILKD=$(TARGET)/image/agent deploy/image/build busybox $(TARGET)/image/busybox
+	SILKD=$(TARGET)/image/agent deploy/image/build debian $(TARGET)/image/debian
 ifeq ($(NEXTEST),yes)
 	cargo nextest run --locked $(ALL)
 else

@@ -1,6 +1,6 @@
 //! Real virtual machines: templates, clones, claims, deaths, restarts, identities, and guests that mean harm.
 //!
-//! QEMU and the busybox image must be there; without them every test here fails and names what is missing. KVM is used
+//! QEMU and the images must be there; without them every test here fails and names what is missing. KVM is used
 //! where it works, else software emulation. One template is booted per build of daemon and image (see [`node`]); all
 //! other sandboxes are clones of it, unless a test is about the making of templates.
 
@@ -14,6 +14,7 @@
 mod claims;
 mod clones;
 mod deaths;
+mod debian;
 mod doors;
 mod golden;
 mod hostile;

@@ -1,9 +1,9 @@
-//! Agent's calls through the daemon: much input, ends of one direction, readers that stall, clients that
+//! Agent's calls through the daemon: every method, much input, ends of one direction, readers that stall, clients that
 //! vanish.
 
 use std::path::{Path, PathBuf};
 
-use harness::{Daemon, HANG, Setup, agent::Calls, process::Process, within};
+use harness::{Daemon, HANG, Setup, agent::Calls, process::Process, tour::Tour, within};
 use sandbox_protocol::v1::{
     AgentInfoRequest, AgentReadRequest, LspIn, LspStart, PortForwardEof, PortForwardIn, PortForwardOpen,
     PortForwardOut, ReadOut, WriteIn, WriteStart, lsp_in, lsp_out, lsp_start, port_forward_in,
@@ -70,6 +70,15 @@ fn resident(pid: i32) -> u64 {
         .find_map(|line| line.strip_prefix("VmRSS:"))
         .unwrap();
     line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_rpc_through_sandboxd() {
+    let guest = claimed().await;
+    let dir = tempfile::tempdir().unwrap();
+    let base = dir.path().join("tour").to_str().unwrap().to_owned();
+    let languages = guest.languages().await.to_str().unwrap().to_owned();
+    Box::pin(Tour::new(guest.calls.clone(), base, languages).walk()).await;
 }
 
 /// Bytes in an order that no frame size divides.

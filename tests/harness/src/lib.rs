@@ -19,6 +19,7 @@ pub mod process;
 mod programs;
 mod setup;
 mod terminal;
+pub mod tour;
 mod watch;
 mod world;
 

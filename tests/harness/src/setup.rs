@@ -82,12 +82,16 @@ impl Setup {
     /// The image was not built.
     #[must_use]
     pub fn qemu() -> Self {
-        Self::new(
-            Engine::Qemu {
-                image: image("busybox"),
-            },
-            true,
-        )
+        Self::qemu_of("busybox")
+    }
+
+    /// Virtual machines of this image, in dev mode.
+    ///
+    /// # Panics
+    /// The image was not built.
+    #[must_use]
+    pub fn qemu_of(name: &str) -> Self {
+        Self::new(Engine::Qemu { image: image(name) }, true)
     }
 
     /// Virtual machines by a configuration file, so that [`config`](Self::config) and
