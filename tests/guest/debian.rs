@@ -10,7 +10,7 @@ async fn every_rpc_in_a_debian_guest() {
     node.until_warm(1).await;
     let sandbox = node.claim().await;
     let token = sandbox.token().unwrap().expose().to_owned();
-    let calls = node.calls(sandbox.id(), &token, &[]).await;
+    let calls = Box::pin(node.calls(sandbox.id(), &token, &[])).await;
     let tour = Tour::new(calls, "/root/tour".to_owned(), "/etc/silkd/lsp.d".to_owned());
     Box::pin(tour.walk()).await;
     // On the disk's root, over which all of that was written.

@@ -28,7 +28,7 @@ struct Claimed {
 async fn claimed() -> Claimed {
     let daemon = Setup::stub().warm(1).start().await;
     let sandbox = daemon.client().await.claim("default").await.unwrap();
-    let calls = calls(&daemon, &sandbox, &[]).await;
+    let calls = Box::pin(calls(&daemon, &sandbox, &[])).await;
     Claimed {
         calls,
         sandbox,
@@ -38,7 +38,7 @@ async fn claimed() -> Claimed {
 
 async fn calls(daemon: &Daemon, sandbox: &Sandbox, more: &[(&'static str, &str)]) -> Calls {
     let token = sandbox.token().unwrap().expose().to_owned();
-    daemon.calls(sandbox.id(), &token, more).await
+    Box::pin(daemon.calls(sandbox.id(), &token, more)).await
 }
 
 impl Claimed {
@@ -74,7 +74,7 @@ fn resident(pid: i32) -> u64 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_rpc_through_sandboxd() {
-    let guest = claimed().await;
+    let guest = Box::pin(claimed()).await;
     let dir = tempfile::tempdir().unwrap();
     let base = dir.path().join("tour").to_str().unwrap().to_owned();
     let languages = guest.languages().await.to_str().unwrap().to_owned();
@@ -116,7 +116,7 @@ async fn read(calls: &mut Calls, path: &Path) -> Streaming<ReadOut> {
 #[tokio::test(flavor = "multi_thread")]
 async fn f04_much_goes_in_and_out_and_grows_neither_process() {
     const LENGTH: usize = 64 * 1024 * 1024;
-    let mut guest = claimed().await;
+    let mut guest = Box::pin(claimed()).await;
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("much");
     let data = bytes(LENGTH);
@@ -181,7 +181,7 @@ const fn said(m: port_forward_in::M) -> PortForwardIn {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn f09_each_direction_of_a_forward_ends_alone_through_sandboxd() {
-    let mut guest = claimed().await;
+    let mut guest = Box::pin(claimed()).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     for by_message in [true, false] {
@@ -219,12 +219,12 @@ async fn f09_each_direction_of_a_forward_ends_alone_through_sandboxd() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn f10_a_client_that_vanishes_resets_its_forward_and_leaves_no_process() {
-    let guest = claimed().await;
+    let guest = Box::pin(claimed()).await;
     let languages = guest.languages().await;
     std::fs::create_dir_all(&languages).unwrap();
     std::fs::write(languages.join("echo"), "cat\n").unwrap();
     // A connection of its own, which goes without a word.
-    let mut vanishing = calls(&guest.daemon, &guest.sandbox, &[]).await;
+    let mut vanishing = Box::pin(calls(&guest.daemon, &guest.sandbox, &[])).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let forwarded = forward(&mut vanishing, port).await;
@@ -267,8 +267,8 @@ async fn f10_a_client_that_vanishes_resets_its_forward_and_leaves_no_process() {
 
 #[tokio::test]
 async fn inv_19_a_call_that_needs_a_newer_agent_is_refused_by_the_host() {
-    let guest = claimed().await;
-    let mut newer = calls(&guest.daemon, &guest.sandbox, &[("agent-proto-min", "99")]).await;
+    let guest = Box::pin(claimed()).await;
+    let mut newer = Box::pin(calls(&guest.daemon, &guest.sandbox, &[("agent-proto-min", "99")])).await;
     let refused = within(HANG, newer.info(AgentInfoRequest {})).await.unwrap_err();
     let written = write(&mut newer, Path::new("/nowhere"), b"x").await.unwrap_err();
     for refused in [refused, written] {

@@ -192,7 +192,7 @@ impl Pull {
         Ok(TreeReader(Download::begin(sent.await?).await?))
     }
 
-    /// Unpacks it below a local directory ([`unpack`](super::unpack)), which is made if missing.
+    /// Unpacks it below a local directory ([`unpack`](super::unpack())), which is made if missing.
     ///
     /// # Errors
     /// NOT_A_DIRECTORY if the path is one file, the reasons of paths; ARCHIVE_REFUSED for what would land elsewhere;

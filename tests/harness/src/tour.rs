@@ -41,7 +41,7 @@ pub struct Tour {
 macro_rules! call {
     ($tour:ident, $name:literal, $method:ident, $request:expr) => {{
         $tour.called.insert($name);
-        match within(HANG, $tour.calls.$method($request)).await {
+        match within(HANG, Box::pin($tour.calls.$method($request))).await {
             Ok(reply) => reply.into_inner(),
             Err(status) => panic!("{}: {status:?}", $name),
         }
@@ -194,7 +194,7 @@ impl Tour {
             ..AgentFindRequest::default()
         };
         let found = all(call!(self, "Find", find, find)).await;
-        assert!(matches!(&found[0].m, Some(find_out::M::Line(line)) if line.line == 2));
+        assert!(matches!(&found.first().unwrap().m, Some(find_out::M::Line(line)) if line.line == 2));
         let replace = AgentReplaceRequest {
             paths: vec![self.at("d/b")],
             pattern: "two".into(),
