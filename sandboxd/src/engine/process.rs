@@ -3,7 +3,7 @@
 use std::{
     fs, future, io,
     os::fd::OwnedFd,
-    sync::{Arc, OnceLock},
+    sync::{Arc, OnceLock, Weak},
     time::Duration,
 };
 
@@ -130,21 +130,22 @@ impl Process {
 }
 
 /// Whether a machine's process still lives, asked of the kernel at this instant: one `poll` of its pidfd, no waiting. A
-/// claim asks it, because the news of a death takes its way through the runtime and a claim can be faster. Cheap to
-/// clone; keeps the pidfd open, not the process alive.
+/// claim asks it, because the news of a death takes its way through the runtime and a claim can be faster. Keeps nothing
+/// open: the rows of what is gone have one too.
 #[derive(Debug, Clone, Default)]
-pub struct Pulse(Option<Arc<Process>>);
+pub struct Pulse(Option<Weak<Process>>);
 
 impl Pulse {
     pub(super) fn of(process: &Arc<Process>) -> Self {
-        Self(Some(Arc::clone(process)))
+        Self(Some(Arc::downgrade(process)))
     }
 
-    /// Whether it has ended. Of a machine without a process: no, its end is told in no other way than by
-    /// [`Machine::exited`](super::Machine::exited).
+    /// Whether it has ended, or nobody here holds it any more. Of a machine without a process: no, its end is told in no
+    /// other way than by [`Machine::exited`](super::Machine::exited).
     #[must_use]
     pub fn is_over(&self) -> bool {
-        self.0.as_ref().is_some_and(|process| process.ended().is_some())
+        let Some(process) = &self.0 else { return false };
+        process.upgrade().is_none_or(|process| process.ended().is_some())
     }
 }
 

@@ -47,6 +47,8 @@ async fn engine(root: &Path) -> QemuEngine {
 
 /// Real-mode code: disable interrupts and halt, for ever.
 const HALT: &[u8] = &[0xfa, 0xf4, 0xeb, 0xfd];
+/// Real-mode code: write `u` to the serial line, then the same.
+const UP: &[u8] = &[0xba, 0xf8, 0x03, 0xb0, b'u', 0xee, 0xfa, 0xf4, 0xeb, 0xfd];
 /// Real-mode code: write `oops` to the serial line, then reset the machine through its keyboard controller.
 const OOPS: &[u8] = &[
     0xba, 0xf8, 0x03, 0xb0, b'o', 0xee, 0xee, 0xb0, b'p', 0xee, 0xb0, b's', 0xee, 0xb0, 0xfe, 0xe6, 0x64,
@@ -87,10 +89,17 @@ fn put(path: &Path, bytes: &[u8]) {
 
 /// A template of that image.
 async fn capture(engine: &QemuEngine, root: &Path) -> Capture {
-    let image = image(root);
+    let image = image_of(root, UP);
     let machine = Engine::boot(engine, &image, place(0x7fff), Purpose::Template)
         .await
         .unwrap();
+    // Captured while its firmware still looked for a kernel, its clones looked on, found none and ended.
+    let up = async {
+        while machine.console().as_str() != "u" {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(60), up).await.unwrap();
     let dir = root.join("template");
     fs::create_dir(&dir).unwrap();
     let captured = machine.capture(&dir).await.unwrap();
@@ -298,7 +307,10 @@ async fn a_capture_is_cloned_from_blank_processes_and_without() {
     let blank = fs::read_dir(root.path().join("run")).unwrap().count();
     let warm = Engine::clone_of(&engine, &capture, place(2)).await.unwrap();
     assert_eq!(blank, 2);
-    assert!(lives(cold.identity()) && lives(warm.identity()));
+    for machine in [&cold, &warm] {
+        let ended = futures_util::FutureExt::now_or_never(machine.exited());
+        assert!(ended.is_none() && lives(machine.identity()), "{ended:?}");
+    }
     assert_ne!(cold.identity(), warm.identity());
     let slots: Vec<u16> = engine
         .inventory()
