@@ -99,7 +99,9 @@ async fn capture(engine: &QemuEngine, root: &Path) -> Capture {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(std::time::Duration::from_secs(60), up).await.unwrap();
+    tokio::time::timeout(std::time::Duration::from_secs(60), up)
+        .await
+        .unwrap();
     let dir = root.join("template");
     fs::create_dir(&dir).unwrap();
     let captured = machine.capture(&dir).await.unwrap();
