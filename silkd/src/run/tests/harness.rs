@@ -206,10 +206,16 @@ pub(super) fn own_cgroup() -> OwnCgroup {
         (fields.next()? == "cgroup2").then_some(path)
     });
     let root = Path::new(root.expect("a cgroup2 mount is needed"));
-    let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    let path = root.join(format!("silkd-test-{}-{count}", std::process::id()));
-    std::fs::create_dir(&path).expect("a cgroup2 mount that may be written to is needed");
-    OwnCgroup(path)
+    loop {
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = root.join(format!("silkd-test-{}-{count}", std::process::id()));
+        match std::fs::create_dir(&path) {
+            Ok(()) => return OwnCgroup(path),
+            // Of a test that was killed, and whose number came round.
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+            Err(error) => panic!("a cgroup2 mount that may be written to is needed: {error}"),
+        }
+    }
 }
 
 impl Guest {
