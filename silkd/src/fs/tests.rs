@@ -149,18 +149,20 @@ async fn a_panic_in_a_step_is_its_calls_alone() {
 async fn the_queue_has_an_end_and_clearing_up_is_done_nevertheless() {
     let (gate, workers) = (open_gate(), Workers::default());
     let hold = Arc::new(std::sync::Barrier::new(9));
-    let (here, held) = std::sync::mpsc::channel();
+    let (here, mut held) = tokio::sync::mpsc::channel(8);
     let mut pending = Vec::new();
     for _ in 0..8 {
         let (hold, here) = (hold.clone(), here.clone());
         pending.push(workers.begin(&call(&gate), move |_| {
-            here.send(()).unwrap();
+            here.blocking_send(()).unwrap();
             hold.wait();
             Ok(())
         }));
     }
     // A thread that comes late would make room in a queue that is full.
-    (0..8).for_each(|_| held.recv().unwrap());
+    for _ in 0..8 {
+        within(held.recv()).await.unwrap();
+    }
     let (told, end) = Told::new();
     let parked = Parked::new(&workers, &call(&gate), told);
     let refused = loop {
