@@ -19,7 +19,7 @@ use super::{Opened, Prefixed, open};
 use crate::{clock::Clock, tasks};
 
 /// A hang, not a speed: no test waits this long unless something is stuck.
-pub(crate) const HANG: Duration = Duration::from_secs(60);
+pub(crate) const HANG: Duration = Duration::from_secs(40);
 
 /// Fails a test that hangs.
 pub(crate) async fn within<F: Future>(future: F) -> F::Output {

@@ -44,7 +44,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, body::Body};
 
 /// Bound against hangs, for whatever a test waits for.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(40);
 
 /// A `silkd --serve`, ended when dropped.
 pub(crate) struct Guest {

@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Bound for what would hang if it were broken.
-const HANG: Duration = Duration::from_secs(60);
+const HANG: Duration = Duration::from_secs(40);
 
 fn place(slot: u16) -> Place {
     Place {

@@ -450,7 +450,7 @@ async fn kill_reaches_what_outlived_its_leader() {
 #[tokio::test]
 async fn input_is_one_at_a_time() {
     let guest = Guest::start();
-    let mut request = detached(sh("read x; echo got $x; trap 'echo usr' USR1; cat; exit 2"));
+    let mut request = detached(sh("trap 'echo usr' USR1; read x; echo got $x; cat; exit 2"));
     request.keep_stdin = true;
     let id = guest.spawn(request).await.unwrap().id;
     let with_input = || AttachStart {
@@ -675,12 +675,24 @@ async fn a_foreground_program_outlives_sleep() {
 #[tokio::test]
 async fn a_client_that_is_gone_before_the_start_leaves_nothing() {
     let guest = Guest::start();
-    for _ in 0..50 {
+    let mut answered = Vec::new();
+    let mut given_up = 0;
+    while given_up < 50 {
         let spawn = guest.runner.spawn(guest.ctx(), detached(sh("exec sleep 1000")));
-        // Ordered, and not awaited.
-        drop(futures_util::FutureExt::now_or_never(Box::pin(spawn)));
+        // Ordered, and not awaited; yet the spawn thread can be quicker than the look at its answer.
+        match futures_util::FutureExt::now_or_never(Box::pin(spawn)) {
+            None => given_up += 1,
+            Some(reply) => answered.push(reply.unwrap().id),
+        }
     }
-    eventually("nothing is left", || guest.runner.list(false, 0, 9).is_empty()).await;
+    eventually("nothing is left", || {
+        let rows = guest.runner.list(false, 0, usize::MAX);
+        rows.iter().map(|row| row.id).eq(answered.iter().copied())
+    })
+    .await;
+    for id in answered {
+        guest.runner.kill(&kill(id, Signal::KILL, Scope::Tree)).unwrap();
+    }
     eventually("nothing runs", || guest.runner.running() == 0).await;
     guest.end().await;
 }

@@ -44,8 +44,9 @@ use crate::{
     sys, tasks,
 };
 
-/// A bound against hangs; nothing takes nearly that long.
-pub(super) const HANG: Duration = Duration::from_secs(60);
+/// A bound against hangs; nothing takes nearly that long. Below the time at which nextest kills a test, so that the test
+/// itself says what it waited for.
+pub(super) const HANG: Duration = Duration::from_secs(40);
 
 /// The result of `f`, which must not hang.
 pub(super) async fn within<T>(f: impl Future<Output = T>) -> T {
