@@ -203,7 +203,7 @@ async fn h05_a_guest_that_does_not_answer_is_released_all_the_same() {
 /// in `held`.
 async fn traffic(client: Client, over: Arc<AtomicBool>, held: Arc<Mutex<BTreeSet<String>>>) -> Option<Error> {
     loop {
-        let claim = client.claim("default").timeout(Duration::from_millis(900));
+        let claim = client.claim("default").timeout(Duration::from_secs(5));
         let sandbox = match claim.await {
             Ok(sandbox) => sandbox.keep(),
             Err(error) => return Some(error),

@@ -150,7 +150,7 @@ async fn timeout_frees_the_port() {
     let guest = Guest::start();
     let mut wanted = sh("perl -e \"$SERVER\" & wait");
     wanted.env = vec![var(b"SERVER", SERVER.as_bytes())];
-    wanted.timeout_ms = 1500;
+    wanted.timeout_ms = 3000;
     let mut call = guest.begin(of(wanted)).await.unwrap();
     let line = String::from_utf8(call.chunk().await.to_vec()).unwrap();
     let port = line.split(' ').next().unwrap().parse().unwrap();
@@ -177,7 +177,7 @@ async fn timeout_returns_on_time_with_orphans() {
 async fn a_polite_timeout_is_followed_by_kill() {
     let guest = Guest::start();
     let mut polite = sh("trap 'echo bye; exit 3' TERM; while :; do sleep 0.01; done");
-    (polite.timeout_ms, polite.timeout_signal) = (300, 15);
+    (polite.timeout_ms, polite.timeout_signal) = (1500, 15);
     let ran = guest.run(polite.clone()).await.unwrap();
     assert_eq!((ran.exit.timed_out, ran.code(), ran.text()), (true, 3, "bye\n"));
     let mut stubborn = sh("trap '' TERM; while :; do sleep 0.01; done");

@@ -73,7 +73,7 @@ async fn a_run_gets_its_input_whole_and_its_end() {
     assert!(guest.gather(request).await.unwrap().stdout == input);
     assert_eq!(guest.gather(of(command(&[b"cat"]))).await.unwrap().stdout, "");
     let mut timed = sh("setsid sleep 1000 & echo on; sleep 1000");
-    timed.timeout_ms = 100;
+    timed.timeout_ms = 1500;
     let reply = guest.gather(of(timed)).await.unwrap();
     assert!(reply.exit.unwrap().timed_out && reply.stdout == "on\n");
     guest.end().await;

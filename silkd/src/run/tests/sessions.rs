@@ -231,7 +231,7 @@ async fn timeout_keeps_the_shell() {
         .map(|line| handle(line.parse().unwrap()))
         .collect();
     let mut running = guest
-        .order("s", "setsid sh -c 'echo $$; sleep 1000' & sleep 1000", 300)
+        .order("s", "setsid sh -c 'echo $$; sleep 1000' & sleep 1000", 1500)
         .await
         .unwrap();
     let started = handle(running.line().await);
