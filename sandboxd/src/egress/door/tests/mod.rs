@@ -1,0 +1,6 @@
+//! Tests of the whole room.
+
+mod arming;
+mod connections;
+mod framing;
+mod policy;
