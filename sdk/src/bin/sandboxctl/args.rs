@@ -7,6 +7,7 @@ use sandbox_sdk::{Client, v1};
 
 use crate::{
     cp::CpArgs,
+    egress::EgressVerb,
     find::FindArgs,
     forward::ForwardArgs,
     git::GitArgs,
@@ -536,73 +537,6 @@ pub(crate) struct PoolApplyArgs {
 pub(crate) struct NameArgs {
     /// Its name.
     pub(crate) name: String,
-    #[command(flatten)]
-    pub(crate) limit: Limit,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum EgressVerb {
-    /// Tell what a door would answer, and why. Nothing is dialled.
-    #[command(
-        after_help = "Examples:\n  sandboxctl egress explain --sandbox sb_... example.org:443\n  \
-                      sandboxctl egress explain --pool web --resolve http://example.org/path"
-    )]
-    Explain(EgressExplainArgs),
-    /// Show the layers in force for a sandbox.
-    Show(InspectArgs),
-    /// Set what a claim narrows anew; tunnels that it forbids are cut.
-    Set(EgressSetArgs),
-    /// Follow decisions as they happen.
-    Tail(EgressTailArgs),
-}
-
-#[derive(Debug, Clone, Args)]
-pub(crate) struct EgressExplainArgs {
-    /// Of which sandbox.
-    #[arg(long, value_name = "SANDBOX", conflicts_with_all = ["pool", "tenant"])]
-    pub(crate) sandbox: Option<String>,
-    /// Of claims from which pool.
-    #[arg(long, value_name = "P", required_unless_present = "sandbox")]
-    pub(crate) pool: Option<String>,
-    /// Of which tenant's claims [default: the caller's own].
-    #[arg(long, value_name = "T")]
-    pub(crate) tenant: Option<String>,
-    /// JSON file with a claim's layer.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) egress: Option<PathBuf>,
-    /// Method of a request [default: GET].
-    #[arg(long, value_name = "M")]
-    pub(crate) method: Option<String>,
-    /// Look the name up too, if it is allowed.
-    #[arg(long)]
-    pub(crate) resolve: bool,
-    /// HOST:PORT for a tunnel, `http://HOST/PATH` for a request.
-    pub(crate) target: String,
-    #[command(flatten)]
-    pub(crate) limit: Limit,
-}
-
-#[derive(Debug, Clone, Args)]
-pub(crate) struct EgressSetArgs {
-    /// Id of the sandbox.
-    pub(crate) sandbox: String,
-    /// JSON file with the layer; without it the claim narrows nothing.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) egress: Option<PathBuf>,
-    /// Only if the layer is still the one with this digest (of `egress show`).
-    #[arg(long, value_name = "DIGEST")]
-    pub(crate) if_digest: Option<String>,
-    #[command(flatten)]
-    pub(crate) limit: Limit,
-}
-
-#[derive(Debug, Clone, Args)]
-pub(crate) struct EgressTailArgs {
-    /// Of one sandbox [default: all that you may see].
-    pub(crate) sandbox: Option<String>,
-    /// Begin with decisions that are still kept, from this number on.
-    #[arg(long, value_name = "N")]
-    pub(crate) from: Option<u64>,
     #[command(flatten)]
     pub(crate) limit: Limit,
 }

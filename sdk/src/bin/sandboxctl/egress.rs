@@ -1,7 +1,8 @@
 //! `egress explain|show|set|tail`, and policies in files.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use clap::{Args, Subcommand};
 use sandbox_sdk::v1::{
     EgressDecision, EgressEffect, EgressExplainReply, EgressExplainRequest, EgressGetReply, EgressMode,
     EgressPolicy, EgressRule, EgressVerdict, egress_watch_reply,
@@ -10,12 +11,79 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     Reach,
-    args::{EgressExplainArgs, EgressSetArgs, EgressTailArgs, EgressVerb},
+    args::{InspectArgs, Limit},
     fault::Fault,
     print::{self, Out, fields},
     text::{harmless, stamp, word},
     within,
 };
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum EgressVerb {
+    /// Tell what a door would answer, and why. Nothing is dialled.
+    #[command(
+        after_help = "Examples:\n  sandboxctl egress explain --sandbox sb_... example.org:443\n  \
+                      sandboxctl egress explain --pool web --resolve http://example.org/path"
+    )]
+    Explain(EgressExplainArgs),
+    /// Show the layers in force for a sandbox.
+    Show(InspectArgs),
+    /// Set what a claim narrows anew; tunnels that it forbids are cut.
+    Set(EgressSetArgs),
+    /// Follow decisions as they happen.
+    Tail(EgressTailArgs),
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct EgressExplainArgs {
+    /// Of which sandbox.
+    #[arg(long, value_name = "SANDBOX", conflicts_with_all = ["pool", "tenant"])]
+    sandbox: Option<String>,
+    /// Of claims from which pool.
+    #[arg(long, value_name = "P", required_unless_present = "sandbox")]
+    pool: Option<String>,
+    /// Of which tenant's claims [default: the caller's own].
+    #[arg(long, value_name = "T")]
+    tenant: Option<String>,
+    /// JSON file with a claim's layer.
+    #[arg(long, value_name = "FILE")]
+    egress: Option<PathBuf>,
+    /// Method of a request [default: GET].
+    #[arg(long, value_name = "M")]
+    method: Option<String>,
+    /// Look the name up too, if it is allowed.
+    #[arg(long)]
+    resolve: bool,
+    /// HOST:PORT for a tunnel, `http://HOST/PATH` for a request.
+    target: String,
+    #[command(flatten)]
+    limit: Limit,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct EgressSetArgs {
+    /// Id of the sandbox.
+    sandbox: String,
+    /// JSON file with the layer; without it the claim narrows nothing.
+    #[arg(long, value_name = "FILE")]
+    egress: Option<PathBuf>,
+    /// Only if the layer is still the one with this digest (of `egress show`).
+    #[arg(long, value_name = "DIGEST")]
+    if_digest: Option<String>,
+    #[command(flatten)]
+    limit: Limit,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct EgressTailArgs {
+    /// Of one sandbox [default: all that you may see].
+    sandbox: Option<String>,
+    /// Begin with decisions that are still kept, from this number on.
+    #[arg(long, value_name = "N")]
+    from: Option<u64>,
+    #[command(flatten)]
+    limit: Limit,
+}
 
 pub(crate) async fn verb(reach: &Reach, verb: EgressVerb, out: Out) -> Result<(), Fault> {
     match verb {
