@@ -110,17 +110,6 @@ macro_rules! via {
 }
 pub(crate) use via;
 
-/// One method of a guest's agent, as [`via`] is one of the daemon's; `$sandbox` names the guest.
-macro_rules! to_guest {
-    ($sandbox:expr, $method:ident) => {
-        |client: $crate::client::Client, mut request| {
-            $sandbox.address(&mut request);
-            async move { Box::pin(client.agent_client().$method(request)).await }
-        }
-    };
-}
-pub(crate) use to_guest;
-
 /// What a call is done with.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Terms<'a> {

@@ -32,14 +32,6 @@ pub(crate) fn bytes(text: impl AsRef<OsStr>) -> Bytes {
     Bytes::copy_from_slice(text.as_ref().as_bytes())
 }
 
-fn terms(sandbox: &SandboxHandle, repeat: Repeat, limit: Option<Duration>) -> Terms<'_> {
-    Terms {
-        token: sandbox.token(),
-        limit,
-        ..Terms::new(repeat)
-    }
-}
-
 /// One answer, within the client's time or, if given, `limit`.
 pub(crate) async fn ask<M, R, S, F>(
     sandbox: &SandboxHandle,
@@ -52,7 +44,10 @@ where
     S: Fn(Client, Request<M>) -> F,
     F: Future<Output = Result<Response<R>, Status>>,
 {
-    let terms = terms(sandbox, repeat, limit);
+    let terms = Terms {
+        limit,
+        ..sandbox.terms(repeat)
+    };
     sandbox
         .client()
         .unary(terms, message, |client, mut request| {
@@ -74,7 +69,7 @@ where
     S: Fn(Client, Request<M>) -> F,
     F: Future<Output = Result<Response<R>, Status>>,
 {
-    let terms = terms(sandbox, repeat, None);
+    let terms = sandbox.terms(repeat);
     sandbox
         .client()
         .open(terms, message, |client, mut request| {
@@ -164,7 +159,10 @@ where
     };
     match content {
         Content::Fixed(bytes) => {
-            let terms = terms(sandbox, Repeat::OnWord, Some(Duration::MAX));
+            let terms = Terms {
+                limit: Some(Duration::MAX),
+                ..sandbox.terms(Repeat::OnWord)
+            };
             sandbox
                 .client()
                 .open(terms, &(), |client, mut request| {

@@ -1,6 +1,6 @@
 //! A sandbox in a claimer's hands.
 //!
-//! May call: claim (what it was given), client, retry, exec, error, tasks, token.
+//! May call: claim (what it was given), guest, client, retry, exec, error, tasks, token.
 //! Never inside: how a claim is made.
 //! Cancel safety: a dropped [`release`](SandboxHandle::release) may or may not have ended the sandbox; asking again
 //! is harmless.
@@ -24,6 +24,7 @@ use crate::{
     client::{Client, Terms, via},
     error::Error,
     exec::{Exec, Run},
+    guest,
     retry::Repeat,
     token::Token,
 };
@@ -123,13 +124,8 @@ impl SandboxHandle {
     /// # Errors
     /// SANDBOX_NOT_FOUND, SANDBOX_FAILED, AGENT_LOST.
     pub async fn agent(&self) -> Result<AgentInfoReply, Error> {
-        let terms = self.terms(Repeat::Harmless);
-        self.client
-            .unary(terms, &AgentInfoRequest {}, |client, mut request| {
-                self.address(&mut request);
-                async move { Box::pin(client.agent_client().info(request)).await }
-            })
-            .await
+        let terms = (Repeat::Harmless, None);
+        guest::ask(self, terms, &AgentInfoRequest {}, via!(agent_client.info)).await
     }
 
     /// Sets the lease anew, from now on; whole seconds, rounded up. Gives the time at which it ends.

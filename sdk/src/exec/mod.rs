@@ -1,6 +1,6 @@
 //! Running a program in a sandbox.
 //!
-//! May call: sandbox, client, retry, error, command, input.
+//! May call: sandbox, guest, client, retry, error, command, input.
 //! Never inside: an invented success: without the exit message and an orderly end, a call is an error (docs/failures.md
 //! E7). Bytes in, bytes out: nothing here is text unless asked for (E11).
 //! Cancel safety: dropping any future or stream of here drops both halves of the call, and the guest kills the

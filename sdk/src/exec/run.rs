@@ -10,9 +10,9 @@ use super::{
     stream::{ask_for_work, work},
 };
 use crate::{
-    client::Terms,
     command::{Wanted, command_setters},
     error::Error,
+    guest,
     retry::Repeat,
     sandbox::SandboxHandle,
 };
@@ -86,26 +86,20 @@ impl Run {
         };
         let (sandbox, trace) = (self.sandbox, self.trace);
         // The program's time is its own: without one it may run as long as the sandbox does.
-        let terms = Terms {
-            limit: Some(Duration::MAX),
-            ..sandbox.terms(Repeat::OnWord)
-        };
-        let (reply, host_work) = sandbox
-            .client()
-            .unary(terms, &message, |client, mut request| {
-                sandbox.address(&mut request);
-                if trace {
-                    ask_for_work(request.metadata_mut());
-                }
-                async move {
-                    let mut agent = client.agent_client().max_decoding_message_size(ANSWER);
-                    let reply = Box::pin(agent.run(request)).await?;
-                    // The trailers of a unary call stand with its headers.
-                    let work = work(reply.metadata());
-                    Ok(reply.map(|reply| (reply, work)))
-                }
-            })
-            .await?;
+        let terms = (Repeat::OnWord, Some(Duration::MAX));
+        let (reply, host_work) = guest::ask(&sandbox, terms, &message, |client, mut request| {
+            if trace {
+                ask_for_work(request.metadata_mut());
+            }
+            async move {
+                let mut agent = client.agent_client().max_decoding_message_size(ANSWER);
+                let reply = Box::pin(agent.run(request)).await?;
+                // The trailers of a unary call stand with its headers.
+                let work = work(reply.metadata());
+                Ok(reply.map(|reply| (reply, work)))
+            }
+        })
+        .await?;
         let exit = reply
             .exit
             .ok_or_else(|| Error::unfinished("the answer has no exit"))?;

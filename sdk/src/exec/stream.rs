@@ -21,6 +21,7 @@ use tonic::{
 use super::{Exec, Exit};
 use crate::{
     error::Error,
+    guest,
     input::{Controls, Input, Resizer, Signaller, StdinWriter},
     retry::Repeat,
 };
@@ -66,26 +67,22 @@ impl ExecStream {
             trace,
             ..
         } = exec;
-        let terms = sandbox.terms(Repeat::OnWord);
         // Each attempt has a request half of its own.
-        let opened = sandbox
-            .client()
-            .open(terms, &(), |client, mut request| {
-                let start = ExecIn {
-                    m: Some(exec_in::M::Start(start.clone())),
-                };
-                let (input, stdin, controls) = Input::new(start, &stdin, controls);
-                sandbox.address(&mut request);
-                if trace {
-                    ask_for_work(request.metadata_mut());
-                }
-                async move {
-                    let mut agent = client.agent_client();
-                    let replies = Box::pin(agent.exec(request.map(|()| input))).await?;
-                    Ok(replies.map(|replies| (replies, stdin, controls)))
-                }
-            })
-            .await?;
+        let opened = guest::open(&sandbox, Repeat::OnWord, &(), |client, mut request| {
+            let start = ExecIn {
+                m: Some(exec_in::M::Start(start.clone())),
+            };
+            let (input, stdin, controls) = Input::new(start, &stdin, controls);
+            if trace {
+                ask_for_work(request.metadata_mut());
+            }
+            async move {
+                let mut agent = client.agent_client();
+                let replies = Box::pin(agent.exec(request.map(|()| input))).await?;
+                Ok(replies.map(|replies| (replies, stdin, controls)))
+            }
+        })
+        .await?;
         let (replies, stdin, controls) = opened;
         Ok(Self {
             replies: Some(replies),

@@ -17,6 +17,7 @@ use super::{
 use crate::{
     error::Error,
     exec::Exit,
+    guest,
     input::{Controls, Input, Resizer, Signaller, Stdin, StdinWriter},
     retry::Repeat,
 };
@@ -121,25 +122,21 @@ impl AttachStream {
         };
         start.set_flow(attach.flow);
         let sandbox = &attach.process.sandbox;
-        // Nothing but the start was sent before the first answer.
-        let terms = sandbox.terms(Repeat::Harmless);
         let stdin = if attach.input { Stdin::Piped } else { Stdin::Null };
-        let opened = sandbox
-            .client()
-            .open(terms, &(), |client, mut request| {
-                let start = AttachIn {
-                    m: Some(attach_in::M::Start(start.clone())),
-                };
-                let (input, stdin, controls) = Input::new(start, &stdin, attach.input);
-                sandbox.address(&mut request);
-                async move {
-                    let mut agent = client.agent_client();
-                    let mut replies = Box::pin(agent.attach(request.map(|()| input))).await?;
-                    let first = replies.get_mut().message().await?;
-                    Ok(replies.map(|replies| (replies, first, stdin, controls)))
-                }
-            })
-            .await?;
+        // Nothing but the start was sent before the first answer.
+        let opened = guest::open(sandbox, Repeat::Harmless, &(), |client, request| {
+            let start = AttachIn {
+                m: Some(attach_in::M::Start(start.clone())),
+            };
+            let (input, stdin, controls) = Input::new(start, &stdin, attach.input);
+            async move {
+                let mut agent = client.agent_client();
+                let mut replies = Box::pin(agent.attach(request.map(|()| input))).await?;
+                let first = replies.get_mut().message().await?;
+                Ok(replies.map(|replies| (replies, first, stdin, controls)))
+            }
+        })
+        .await?;
         let (replies, first, stdin, controls) = opened;
         let Some(attach_out::M::Attached(attached)) = first.and_then(|message| message.m) else {
             return Err(Error::unfinished(

@@ -10,7 +10,7 @@ use sandbox_protocol::v1::{self, AgentPsReply, AgentPsRequest};
 use tokio_stream::Stream;
 use tonic::Streaming;
 
-use crate::{client::to_guest, error::Error, retry::Repeat, sandbox::SandboxHandle};
+use crate::{client::via, error::Error, guest, retry::Repeat, sandbox::SandboxHandle};
 
 /// Processes of a sandbox, as a stream. Made by [`SandboxHandle::processes`]. Dropping it ends the call.
 #[derive(Debug)]
@@ -22,12 +22,8 @@ pub struct ProcessList {
 
 impl ProcessList {
     pub(super) async fn open(sandbox: &SandboxHandle, running: bool) -> Result<Self, Error> {
-        let terms = sandbox.terms(Repeat::Harmless);
         let message = AgentPsRequest { running };
-        let replies = sandbox
-            .client()
-            .open(terms, &message, to_guest!(sandbox, ps))
-            .await?;
+        let replies = guest::open(sandbox, Repeat::Harmless, &message, via!(agent_client.ps)).await?;
         Ok(Self {
             replies: Some(replies),
             batch: VecDeque::new(),

@@ -12,7 +12,7 @@ use super::{
     ProcessHandle,
     reader::{End, Ledger, LogEvent, LogFrom, Reader},
 };
-use crate::{client::to_guest, error::Error, retry::Repeat};
+use crate::{client::via, error::Error, guest, retry::Repeat};
 
 /// A look into a log, in the making. Made by [`ProcessHandle::logs`].
 #[derive(Debug, Clone)]
@@ -69,11 +69,7 @@ impl Logs {
             (true, bytes) => End::Bytes(bytes),
         };
         let sandbox = &self.process.sandbox;
-        let terms = sandbox.terms(Repeat::Harmless);
-        let replies = sandbox
-            .client()
-            .open(terms, &message, to_guest!(sandbox, logs))
-            .await?;
+        let replies = guest::open(sandbox, Repeat::Harmless, &message, via!(agent_client.logs)).await?;
         Ok(LogStream(Reader::new(replies, Ledger::new(self.from, end))))
     }
 }

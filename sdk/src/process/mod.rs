@@ -1,6 +1,6 @@
 //! Processes that outlive the call that started them: start, list, read, end.
 //!
-//! May call: sandbox, client, retry, error, command, input, exec (what an end is), key.
+//! May call: sandbox, guest, client, retry, error, command, input, exec (what an end is), key.
 //! Never inside: a second start by a repeated call: each start has a request key. Output that is missing in silence:
 //! what the guest no longer holds is told, and what got lost is an error.
 //! Cancel safety: dropping a reader leaves the process alone; dropping a [`Spawn`] under way may leave a process that
@@ -27,12 +27,7 @@ pub use reader::{LogEvent, LogFrom};
 pub use spawn::{Process, Spawn};
 
 use crate::{
-    client::{Terms, to_guest},
-    command::millis,
-    error::Error,
-    exec::Exit,
-    retry::Repeat,
-    sandbox::SandboxHandle,
+    client::via, command::millis, error::Error, exec::Exit, guest, retry::Repeat, sandbox::SandboxHandle,
 };
 
 /// Longest wait that one call of the agent allows.
@@ -170,14 +165,9 @@ impl ProcessHandle {
             timeout_ms: millis(step).unwrap_or(u32::MAX),
         };
         let sandbox = &self.sandbox;
-        let terms = Terms {
-            limit: Some(step.saturating_add(sandbox.client().timeout())),
-            ..sandbox.terms(Repeat::Harmless)
-        };
-        let reply = sandbox
-            .client()
-            .unary(terms, &message, to_guest!(sandbox, wait))
-            .await;
+        let limit = step.saturating_add(sandbox.client().timeout());
+        let terms = (Repeat::Harmless, Some(limit));
+        let reply = guest::ask(sandbox, terms, &message, via!(agent_client.wait)).await;
         match reply {
             Ok(reply) => {
                 let exit = reply
@@ -214,11 +204,8 @@ impl ProcessHandle {
         } else {
             Repeat::OnWord
         };
-        let sandbox = &self.sandbox;
-        let reply = sandbox
-            .client()
-            .unary(sandbox.terms(repeat), &message, to_guest!(sandbox, kill))
-            .await?;
+        let terms = (repeat, None);
+        let reply = guest::ask(&self.sandbox, terms, &message, via!(agent_client.kill)).await?;
         Ok(Killed {
             already_exited: reply.already_exited,
             signalled: reply.signalled,
@@ -233,12 +220,8 @@ impl ProcessHandle {
         let message = AgentForgetRequest {
             process: Some(self.which.message()),
         };
-        let sandbox = &self.sandbox;
-        let terms = sandbox.terms(Repeat::OnWord);
-        let reply = sandbox
-            .client()
-            .unary(terms, &message, to_guest!(sandbox, forget))
-            .await;
+        let terms = (Repeat::OnWord, None);
+        let reply = guest::ask(&self.sandbox, terms, &message, via!(agent_client.forget)).await;
         reply.map(drop)
     }
 }

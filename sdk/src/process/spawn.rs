@@ -7,10 +7,10 @@ use sandbox_protocol::v1::{self, AgentSpawnRequest};
 
 use super::ProcessHandle;
 use crate::{
-    client::to_guest,
+    client::via,
     command::{Wanted, command_setters, tty_setters},
     error::Error,
-    key,
+    guest, key,
     retry::Repeat,
     sandbox::SandboxHandle,
 };
@@ -92,11 +92,8 @@ impl Spawn {
         }
         let sandbox = &self.sandbox;
         // With its key, a start that is repeated is the same start.
-        let terms = sandbox.terms(Repeat::Harmless);
-        let reply = sandbox
-            .client()
-            .unary(terms, &self.message, to_guest!(sandbox, spawn))
-            .await?;
+        let terms = (Repeat::Harmless, None);
+        let reply = guest::ask(sandbox, terms, &self.message, via!(agent_client.spawn)).await?;
         Ok(Process {
             handle: sandbox.process(reply.id),
             id: reply.id,

@@ -1,6 +1,6 @@
 //! Sessions: shells that keep directory, variables, functions and jobs between commands.
 //!
-//! May call: sandbox, client, retry, error, command (milliseconds), input, exec (how something ends), process, key.
+//! May call: sandbox, guest, client, retry, error, command (milliseconds), input, exec (how something ends), process, key.
 //! Never inside: an invented success: without the exit message and an orderly end, a command is an error.
 //! Cancel safety: dropping a command's stream or future cancels the command, and the session stays. Dropping an
 //! [`Open`] under way may leave a session that nobody knows; the same request key finds it, and idleness ends it.
@@ -17,7 +17,7 @@ use sandbox_protocol::v1::{
 pub use run::{Run, SessionEvent, SessionExit, SessionOutput, SessionStream};
 
 use crate::{
-    client::to_guest, error::Error, key, process::ProcessHandle, retry::Repeat, sandbox::SandboxHandle,
+    client::via, error::Error, guest, key, process::ProcessHandle, retry::Repeat, sandbox::SandboxHandle,
 };
 
 /// A session by id. Cheap to clone; dropping it leaves the session alone. Made by [`SandboxHandle::session_by_id`].
@@ -51,12 +51,9 @@ impl SandboxHandle {
     /// # Errors
     /// SANDBOX_NOT_FOUND, SANDBOX_FAILED, AGENT_LOST.
     pub async fn sessions(&self) -> Result<Vec<v1::Session>, Error> {
-        let terms = self.terms(Repeat::Harmless);
+        let terms = (Repeat::Harmless, None);
         let message = AgentSessionListRequest {};
-        let reply = self
-            .client()
-            .unary(terms, &message, to_guest!(self, session_list))
-            .await?;
+        let reply = guest::ask(self, terms, &message, via!(agent_client.session_list)).await?;
         Ok(reply.sessions)
     }
 }
@@ -128,11 +125,8 @@ impl Open {
         }
         let sandbox = &self.sandbox;
         // With its key, an opening that is repeated is the same opening.
-        let terms = sandbox.terms(Repeat::Harmless);
-        let reply = sandbox
-            .client()
-            .unary(terms, &self.message, to_guest!(sandbox, session_open))
-            .await?;
+        let terms = (Repeat::Harmless, None);
+        let reply = guest::ask(sandbox, terms, &self.message, via!(agent_client.session_open)).await?;
         Ok(Session {
             handle: sandbox.session_by_id(reply.session),
             process: sandbox.process(reply.process),
@@ -201,12 +195,8 @@ impl SessionHandle {
         let message = AgentSessionCloseRequest {
             session: self.id.clone(),
         };
-        let sandbox = &self.sandbox;
-        let terms = sandbox.terms(Repeat::OnWord);
-        let reply = sandbox
-            .client()
-            .unary(terms, &message, to_guest!(sandbox, session_close))
-            .await;
+        let terms = (Repeat::OnWord, None);
+        let reply = guest::ask(&self.sandbox, terms, &message, via!(agent_client.session_close)).await;
         reply.map(drop)
     }
 }

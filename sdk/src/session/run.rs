@@ -20,6 +20,7 @@ use crate::{
     command::millis,
     error::Error,
     exec::{How, Kept},
+    guest,
     input::{Control, Controls, Signaller},
     retry::Repeat,
 };
@@ -229,30 +230,26 @@ impl SessionStream {
             timeout_ms,
         };
         let sandbox = &run.session.sandbox;
-        let terms = sandbox.terms(Repeat::OnWord);
-        let (replies, controls) = sandbox
-            .client()
-            .open(terms, &(), |client, mut request| {
-                let (controls, asked) = Controls::channel();
-                let start = session_run_in::M::Start(start.clone());
-                let signals = ReceiverStream::new(asked).filter_map(|control| {
-                    std::future::ready(match control {
-                        Control::Signal(signal) => Some(session_run_in::M::Signal(signal)),
-                        // Nobody is given a way to ask for it: a session has no terminal.
-                        Control::Resize(_) => None,
-                    })
-                });
-                let input = futures_util::stream::iter([start])
-                    .chain(signals)
-                    .map(|m| SessionRunIn { m: Some(m) });
-                sandbox.address(&mut request);
-                async move {
-                    let mut agent = client.agent_client();
-                    let replies = Box::pin(agent.session_run(request.map(|()| input))).await?;
-                    Ok(replies.map(|replies| (replies, controls)))
-                }
-            })
-            .await?;
+        let (replies, controls) = guest::open(sandbox, Repeat::OnWord, &(), |client, request| {
+            let (controls, asked) = Controls::channel();
+            let start = session_run_in::M::Start(start.clone());
+            let signals = ReceiverStream::new(asked).filter_map(|control| {
+                std::future::ready(match control {
+                    Control::Signal(signal) => Some(session_run_in::M::Signal(signal)),
+                    // Nobody is given a way to ask for it: a session has no terminal.
+                    Control::Resize(_) => None,
+                })
+            });
+            let input = futures_util::stream::iter([start])
+                .chain(signals)
+                .map(|m| SessionRunIn { m: Some(m) });
+            async move {
+                let mut agent = client.agent_client();
+                let replies = Box::pin(agent.session_run(request.map(|()| input))).await?;
+                Ok(replies.map(|replies| (replies, controls)))
+            }
+        })
+        .await?;
         Ok(Self {
             replies: Some(replies),
             controls,
