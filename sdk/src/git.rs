@@ -19,9 +19,15 @@ use sandbox_protocol::v1::{
     GitContext, GitOut, agent_git_branch_request::What, git_out,
 };
 use tokio_stream::Stream;
-use tonic::Streaming;
+use tonic::{Request, Response, Status, Streaming};
 
-use crate::{client::via, error::Error, guest, retry::Repeat, sandbox::SandboxHandle};
+use crate::{
+    client::{Client, via},
+    error::Error,
+    guest,
+    retry::Repeat,
+    sandbox::SandboxHandle,
+};
 
 impl SandboxHandle {
     /// The guest's git, in this work tree; for [`Git::clone_from`], where it shall be. Absolute.
@@ -101,6 +107,17 @@ impl Git {
     /// Those of all.
     pub async fn status_with_ignored(&self) -> Result<AgentGitStatusReply, Error> {
         self.look(true).await
+    }
+
+    /// A call that tells how git goes.
+    async fn watched<M, S, F>(&self, message: &M, send: S) -> Result<GitProgress, Error>
+    where
+        M: Clone,
+        S: Fn(Client, Request<M>) -> F,
+        F: Future<Output = Result<Response<Streaming<GitOut>>, Status>>,
+    {
+        let replies = guest::open(&self.sandbox, Repeat::OnWord, message, send).await?;
+        Ok(GitProgress::new(replies))
     }
 
     async fn look(&self, ignored: bool) -> Result<AgentGitStatusReply, Error> {
@@ -372,13 +389,9 @@ impl GitClone {
     /// Those of all.
     pub async fn stream(mut self) -> Result<GitProgress, Error> {
         self.message.context = self.git.context()?;
-        let sent = guest::open(
-            &self.git.sandbox,
-            Repeat::OnWord,
-            &self.message,
-            via!(agent_client.git_clone),
-        );
-        Ok(GitProgress::new(sent.await?))
+        self.git
+            .watched(&self.message, via!(agent_client.git_clone))
+            .await
     }
 
     /// Clones, and gives the commit that HEAD is at; empty: none yet.
@@ -429,13 +442,7 @@ impl GitPush {
     /// Those of all.
     pub async fn stream(mut self) -> Result<GitProgress, Error> {
         self.message.context = self.git.context()?;
-        let sent = guest::open(
-            &self.git.sandbox,
-            Repeat::OnWord,
-            &self.message,
-            via!(agent_client.git_push),
-        );
-        Ok(GitProgress::new(sent.await?))
+        self.git.watched(&self.message, via!(agent_client.git_push)).await
     }
 
     /// Pushes, and gives the commit that HEAD is at.
@@ -486,13 +493,7 @@ impl GitPull {
     /// Those of all.
     pub async fn stream(mut self) -> Result<GitProgress, Error> {
         self.message.context = self.git.context()?;
-        let sent = guest::open(
-            &self.git.sandbox,
-            Repeat::OnWord,
-            &self.message,
-            via!(agent_client.git_pull),
-        );
-        Ok(GitProgress::new(sent.await?))
+        self.git.watched(&self.message, via!(agent_client.git_pull)).await
     }
 
     /// Pulls, and gives the commit that HEAD is at.

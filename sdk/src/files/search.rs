@@ -45,6 +45,41 @@ impl Files {
     }
 }
 
+/// What is searched, and in which files: the same for [`Find`] and [`Replace`], whose messages have these fields.
+macro_rules! search_setters {
+    () => {
+        /// Pattern and, where there is one, replacement are text.
+        pub fn fixed(mut self) -> Self {
+            self.message.fixed = true;
+            self
+        }
+
+        /// Upper and lower case are the same.
+        pub fn ignore_case(mut self) -> Self {
+            self.message.ignore_case = true;
+            self
+        }
+
+        /// Only files that fit (`*.rs`), or not those that do (`!target`); as in a gitignore file; may be repeated.
+        pub fn glob(mut self, glob: impl AsRef<OsStr>) -> Self {
+            self.message.globs.push(guest::bytes(glob));
+            self
+        }
+
+        /// Files whose names begin with a dot, too.
+        pub fn hidden(mut self) -> Self {
+            self.message.hidden = true;
+            self
+        }
+
+        /// Not what gitignore files leave out.
+        pub fn respect_gitignore(mut self) -> Self {
+            self.message.respect_gitignore = true;
+            self
+        }
+    };
+}
+
 /// A search in the making. Made by [`Files::find`].
 #[derive(Debug, Clone)]
 #[must_use = "nothing is searched until `stream` is called"]
@@ -54,35 +89,7 @@ pub struct Find {
 }
 
 impl Find {
-    /// The pattern is text.
-    pub fn fixed(mut self) -> Self {
-        self.message.fixed = true;
-        self
-    }
-
-    /// Upper and lower case are the same.
-    pub fn ignore_case(mut self) -> Self {
-        self.message.ignore_case = true;
-        self
-    }
-
-    /// Only files that fit (`*.rs`), or not those that do (`!target`); as in a gitignore file; may be repeated.
-    pub fn glob(mut self, glob: impl AsRef<OsStr>) -> Self {
-        self.message.globs.push(guest::bytes(glob));
-        self
-    }
-
-    /// Files whose names begin with a dot, too.
-    pub fn hidden(mut self) -> Self {
-        self.message.hidden = true;
-        self
-    }
-
-    /// Not what gitignore files leave out.
-    pub fn respect_gitignore(mut self) -> Self {
-        self.message.respect_gitignore = true;
-        self
-    }
+    search_setters!();
 
     /// So many lines before and after each match; at most 10.
     pub fn context(mut self, lines: u32) -> Self {
@@ -233,35 +240,7 @@ impl Replace {
         self
     }
 
-    /// As [`Find::glob`].
-    pub fn glob(mut self, glob: impl AsRef<OsStr>) -> Self {
-        self.message.globs.push(guest::bytes(glob));
-        self
-    }
-
-    /// Pattern and replacement are text.
-    pub fn fixed(mut self) -> Self {
-        self.message.fixed = true;
-        self
-    }
-
-    /// Upper and lower case are the same.
-    pub fn ignore_case(mut self) -> Self {
-        self.message.ignore_case = true;
-        self
-    }
-
-    /// Files whose names begin with a dot, too.
-    pub fn hidden(mut self) -> Self {
-        self.message.hidden = true;
-        self
-    }
-
-    /// Not what gitignore files leave out.
-    pub fn respect_gitignore(mut self) -> Self {
-        self.message.respect_gitignore = true;
-        self
-    }
+    search_setters!();
 
     /// Counts, and changes nothing.
     pub fn dry_run(mut self) -> Self {

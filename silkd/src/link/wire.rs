@@ -154,6 +154,21 @@ impl Ends {
     pub fn wire(&self) -> MutexGuard<'_, Wire> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Gives at most `max` bytes out; none where the connection has ended, now or before.
+    fn poll_data(&self, cx: &mut Context<'_>, max: usize, give: &mut dyn FnMut(&[u8])) -> Poll<()> {
+        let mut wire = self.wire();
+        if wire.has_ended() {
+            return Poll::Ready(());
+        }
+        wire.ended = match ready!(wire.poll_seen(cx, max, give)) {
+            Ok(Seen::Data(_)) => None,
+            Ok(Seen::Break(nonce)) => Some(Ended::Break(nonce)),
+            Ok(Seen::End) => Some(Ended::End),
+            Err(error) => Some(Ended::Failed(error)),
+        };
+        Poll::Ready(())
+    }
 }
 
 impl hyper::rt::Read for Ends {
@@ -162,18 +177,8 @@ impl hyper::rt::Read for Ends {
         cx: &mut Context<'_>,
         mut into: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
-        let mut wire = self.wire();
-        if wire.has_ended() {
-            return Poll::Ready(Ok(()));
-        }
-        let seen = ready!(wire.poll_seen(cx, into.remaining(), &mut |data| into.put_slice(data)));
-        wire.ended = match seen {
-            Ok(Seen::Data(_)) => None,
-            Ok(Seen::Break(nonce)) => Some(Ended::Break(nonce)),
-            Ok(Seen::End) => Some(Ended::End),
-            Err(error) => Some(Ended::Failed(error)),
-        };
-        Poll::Ready(Ok(()))
+        self.poll_data(cx, into.remaining(), &mut |data| into.put_slice(data))
+            .map(Ok)
     }
 }
 
@@ -183,18 +188,8 @@ impl tokio::io::AsyncRead for Ends {
         cx: &mut Context<'_>,
         into: &mut tokio::io::ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let mut wire = self.wire();
-        if wire.has_ended() {
-            return Poll::Ready(Ok(()));
-        }
-        let seen = ready!(wire.poll_seen(cx, into.remaining(), &mut |data| into.put_slice(data)));
-        wire.ended = match seen {
-            Ok(Seen::Data(_)) => None,
-            Ok(Seen::Break(nonce)) => Some(Ended::Break(nonce)),
-            Ok(Seen::End) => Some(Ended::End),
-            Err(error) => Some(Ended::Failed(error)),
-        };
-        Poll::Ready(Ok(()))
+        self.poll_data(cx, into.remaining(), &mut |data| into.put_slice(data))
+            .map(Ok)
     }
 }
 

@@ -37,6 +37,30 @@ pub(crate) struct Where {
     pub(crate) gitignore: bool,
 }
 
+/// Tells a search or a replacement where to look: two builders, whose setters have the same names.
+macro_rules! look_within {
+    ($builder:expr, $within:expr) => {{
+        let (mut builder, within): (_, $crate::find::Where) = ($builder, $within);
+        if within.fixed {
+            builder = builder.fixed();
+        }
+        if within.ignore_case {
+            builder = builder.ignore_case();
+        }
+        if within.hidden {
+            builder = builder.hidden();
+        }
+        if within.gitignore {
+            builder = builder.respect_gitignore();
+        }
+        for glob in within.globs {
+            builder = builder.glob(glob);
+        }
+        builder
+    }};
+}
+pub(crate) use look_within;
+
 #[derive(Debug, Clone, Args)]
 pub(crate) struct FindArgs {
     /// Id of the sandbox.
@@ -68,22 +92,8 @@ pub(crate) async fn find(reach: &Reach, args: FindArgs, out: Out) -> Result<(), 
 
 async fn search(reach: &Reach, args: FindArgs, out: Out) -> Result<(), Fault> {
     let files = guest::files(reach, args.sandbox, args.user).await?;
-    let mut find = files.find(args.path, args.pattern).context(args.context);
-    if args.within.fixed {
-        find = find.fixed();
-    }
-    if args.within.ignore_case {
-        find = find.ignore_case();
-    }
-    if args.within.hidden {
-        find = find.hidden();
-    }
-    if args.within.gitignore {
-        find = find.respect_gitignore();
-    }
-    for glob in args.within.globs {
-        find = find.glob(glob);
-    }
+    let find = files.find(args.path, args.pattern).context(args.context);
+    let mut find = look_within!(find, args.within);
     if let Some(max) = args.max {
         find = find.max_matches(max);
     }

@@ -10,7 +10,7 @@ use crate::{
     Reach,
     args::Limit,
     fault::Fault,
-    find::{self, Where},
+    find::{self, Where, look_within},
     guest::{self, As},
     print::{self, Out},
 };
@@ -46,27 +46,13 @@ pub(crate) async fn replace(reach: &Reach, args: ReplaceArgs, out: Out) -> Resul
 
 async fn run(reach: &Reach, args: ReplaceArgs, out: Out) -> Result<(), Fault> {
     let files = guest::files(reach, args.sandbox, args.user).await?;
-    let mut replace = files.replace(args.pattern, args.replacement);
-    if args.within.fixed {
-        replace = replace.fixed();
-    }
-    if args.within.ignore_case {
-        replace = replace.ignore_case();
-    }
-    if args.within.hidden {
-        replace = replace.hidden();
-    }
-    if args.within.gitignore {
-        replace = replace.respect_gitignore();
-    }
+    let replace = files.replace(args.pattern, args.replacement);
+    let mut replace = look_within!(replace, args.within);
     if args.dry_run {
         replace = replace.dry_run();
     }
     for path in args.paths {
         replace = replace.path(path);
-    }
-    for glob in args.within.globs {
-        replace = replace.glob(glob);
     }
     let mut replacing = replace.stream().await?;
     while let Some(event) = replacing.next().await {
