@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeSet,
+    path::{Path, PathBuf},
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -129,9 +130,13 @@ async fn c06_a_release_while_it_is_made_wins() {
     assert_eq!(records(&daemon, &id).await, ["making", "ending", "gone"]);
 }
 
+/// Where a slot's agent listens.
+fn agent_socket(daemon: &Daemon, slot: u32) -> PathBuf {
+    daemon.dir().join(format!("run/{slot:04x}/agent.sock"))
+}
+
 /// Takes the agent's port over, as a host that connects anew does: the daemon's link breaks, and the guest lives.
-async fn break_link(daemon: &Daemon, slot: u32) {
-    let socket = daemon.dir().join(format!("run/{slot:04x}/agent.sock"));
+async fn break_link(socket: &Path) {
     drop(tokio::net::UnixStream::connect(socket).await.unwrap());
 }
 
@@ -142,7 +147,7 @@ async fn c06_a_link_that_breaks_comes_back_and_the_claim_lives() {
     let sandbox = client.claim("default").await.unwrap();
     let row = daemon.rows(&[State::Claimed]).await.remove(0);
     let running = sandbox.exec(["sleep", "1000"]).stream().await.unwrap();
-    break_link(&daemon, row.slot.unwrap()).await;
+    break_link(&agent_socket(&daemon, row.slot.unwrap())).await;
     let error = within(HANG, running.wait()).await.unwrap_err();
     assert!(
         error.is(Reason::AgentLost) || error.kind() == ErrorKind::Unfinished,
@@ -169,12 +174,18 @@ async fn c06_a_release_while_the_link_is_being_made_anew_wins_at_once() {
     let row = daemon.rows(&[State::Claimed]).await.remove(0);
     let process = harness::process::Process::look(i32::try_from(row.pid.unwrap()).unwrap()).unwrap();
     let running = sandbox.exec(["sleep", "1000"]).stream().await.unwrap();
-    break_link(&daemon, row.slot.unwrap()).await;
-    // Its caller hears of the break once the old link is gone; a guest that is stopped then cannot greet anew.
-    process.signal(Signal::STOP);
+    // Who connects anew comes to one that never greets.
+    let socket = agent_socket(&daemon, row.slot.unwrap());
+    let aside = socket.with_extension("aside");
+    std::fs::rename(&socket, &aside).unwrap();
+    let mute = tokio::net::UnixListener::bind(&socket).unwrap();
+    break_link(&aside).await;
+    let (_anew, _peer) = within(HANG, mute.accept()).await.unwrap();
     drop(within(HANG, running.wait()).await);
     assert!(!sandbox.release().await.unwrap().already);
-    daemon.until_state(sandbox.id(), State::Gone).await;
+    // The greeting that nobody answers may take 30 s; who waited for its end would be seen here.
+    let at_once = Duration::from_secs(20);
+    within(at_once, daemon.until_state(sandbox.id(), State::Gone)).await;
     process.gone().await;
     assert_eq!(
         records(&daemon, sandbox.id()).await,
