@@ -11,6 +11,7 @@
     reason = "a test fails by panicking"
 )]
 
+mod boot;
 mod claims;
 mod clones;
 mod deaths;
@@ -18,6 +19,8 @@ mod debian;
 mod doors;
 mod golden;
 mod hostile;
+mod links;
+mod machines;
 mod node;
 mod restart;
 mod templates;
