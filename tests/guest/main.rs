@@ -17,6 +17,7 @@ mod clones;
 mod deaths;
 mod debian;
 mod doors;
+mod git;
 mod golden;
 mod hostile;
 mod links;
