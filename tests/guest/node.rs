@@ -11,6 +11,7 @@ use std::{
 use harness::{Daemon, Setup, image, process::Process, program};
 use rustix::fs::{FlockOperation, flock};
 use sandbox_sdk::{How, SandboxHandle, v1::State};
+use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
 
 /// A daemon on a state directory of its own.
@@ -199,15 +200,19 @@ pub(crate) async fn golden(name: &str) -> PathBuf {
     golden
 }
 
-/// Tells builds of daemon and image apart.
+/// Tells builds of daemon and image apart. The image by its digests: its files all have the time of its kernel.
 fn name_of(image: &Path) -> String {
-    let stamp = |path: &Path| {
-        let of = fs::metadata(path).unwrap();
-        format!("{}-{}-{}", of.mtime(), of.mtime_nsec(), of.size())
-    };
+    let daemon = fs::metadata(program("sandboxd-faults")).unwrap();
+    let manifest = Sha256::digest(fs::read(image.join("manifest.json")).unwrap());
+    let manifest: String = manifest
+        .iter()
+        .take(8)
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
     format!(
-        "{}-{}",
-        stamp(&program("sandboxd-faults")),
-        stamp(&image.join("manifest.json"))
+        "{}-{}-{}-{manifest}",
+        daemon.mtime(),
+        daemon.mtime_nsec(),
+        daemon.size()
     )
 }
