@@ -5,12 +5,15 @@
 
 mod common;
 
+use std::collections::BTreeSet;
+
 use common::{Guest, Host, reason, within};
+use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
 use sandbox_protocol::v1::{
     self, AgentForgetRequest, AgentPsRequest, AgentSpawnRequest, AgentWaitRequest, AttachIn, AttachStart,
-    ExecIn, ExecOut, ExecStart, Exit, ProcessKind, ProcessRef, ProcessState, attach_in, attach_out,
-    control_quiesce_request::Mode as Rest, control_renew_request::Mode, exec_in, exec_out, exit::How,
-    process_ref,
+    ControlEventsRequest, ExecIn, ExecOut, ExecStart, Exit, ProcessKind, ProcessRef, ProcessState, attach_in,
+    attach_out, control_event::Event, control_quiesce_request::Mode as Rest, control_renew_request::Mode,
+    exec_in, exec_out, exit::How, process_ref,
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -222,4 +225,102 @@ async fn a_template_holds_no_exited_process() {
     };
     let refused = within(host.agent.forget(forget)).await.unwrap_err();
     assert_eq!(reason(&refused), "STILL_RUNNING");
+}
+
+/// Starts a program that stays, with its input open; its start may be refused.
+async fn hog(host: &mut Host) -> Result<(mpsc::Sender<ExecIn>, tonic::Streaming<ExecOut>), tonic::Status> {
+    let (input, messages) = mpsc::channel(1);
+    let start = ExecStart {
+        command: command(&["sleep", "1000"]),
+        stdin: true,
+        ..ExecStart::default()
+    };
+    let first = ExecIn {
+        m: Some(exec_in::M::Start(start)),
+    };
+    input.send(first).await.unwrap();
+    let output = within(host.agent.exec(ReceiverStream::new(messages))).await?;
+    let mut output = output.into_inner();
+    let started = within(output.message()).await?.unwrap().m.unwrap();
+    assert!(matches!(started, exec_out::M::Started(_)), "{started:?}");
+    Ok((input, output))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn fd_hog_is_reported() {
+    let guest = Guest::start();
+    let mut host = Host::connect(&guest.socket()).await;
+    within(host.renew(Mode::Boot, "hog")).await.unwrap();
+    let mut news = within(host.control.events(ControlEventsRequest {}))
+        .await
+        .unwrap()
+        .into_inner();
+    drop(hog(&mut host).await.unwrap());
+    all_gone(&mut host).await;
+    let told = |info: v1::AgentInfoReply| {
+        let told = info.conditions.into_iter().find(|c| c.name == "FD_PRESSURE");
+        told.map(|condition| condition.count)
+    };
+    assert_eq!(told(within(host.info()).await), None);
+    // The same limit, only nearer: up to the real one there are not processes enough.
+    let most = descriptors(&guest).len() as u64 + 100;
+    limit_descriptors(&guest, most);
+
+    // Nobody looks until there is none left for another program, and then not even one to look with.
+    let mut hogs = Vec::new();
+    let refused = loop {
+        match hog(&mut host).await {
+            Ok(another) => hogs.push(another),
+            Err(status) => break status,
+        }
+        assert!(hogs.len() < 100, "each takes some");
+    };
+    assert_eq!(reason(&refused), "FD_LIMIT", "{refused:?}");
+    let taken = descriptors(&guest);
+    let first_free = (0..).find(|number| !taken.contains(number)).unwrap();
+    limit_descriptors(&guest, first_free);
+    let info = within(host.info()).await;
+    assert_eq!(info.processes as usize, hogs.len());
+    assert_eq!(told(info), Some(1));
+    loop {
+        let event = within(news.message()).await.unwrap().unwrap().event;
+        if let Some(Event::Condition(condition)) = event
+            && condition.name == "FD_PRESSURE"
+        {
+            break;
+        }
+    }
+    // It holds, and is no news; and the agent goes on answering.
+    assert_eq!(reason(&hog(&mut host).await.unwrap_err()), "FD_LIMIT");
+    assert_eq!(told(within(host.info()).await), Some(1));
+    assert_eq!(rows(&mut host).await.len(), hogs.len());
+
+    // What is cancelled ends, though nothing can be opened to end it, and makes room.
+    drop(hogs);
+    all_gone(&mut host).await;
+    limit_descriptors(&guest, most);
+    drop(hog(&mut host).await.unwrap());
+    assert_eq!(told(within(host.info()).await), Some(1), "it is not forgotten");
+}
+
+/// Waits until no program is left.
+async fn all_gone(host: &mut Host) {
+    within(async { while host.info().await.processes > 0 {} }).await;
+}
+
+/// Numbers of the agent's descriptors.
+fn descriptors(guest: &Guest) -> BTreeSet<u64> {
+    let dir = std::fs::read_dir(format!("/proc/{}/fd", guest.child.id())).unwrap();
+    let names = dir.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.map(|name| name.parse().unwrap()).collect()
+}
+
+/// From now on the agent gets no descriptor with this number or a higher one.
+fn limit_descriptors(guest: &Guest, most: u64) {
+    let pid = rustix::process::Pid::from_child(&guest.child);
+    let limit = Rlimit {
+        current: Some(most),
+        ..getrlimit(Resource::Nofile)
+    };
+    prlimit(Some(pid), Resource::Nofile, limit).unwrap();
 }

@@ -1,7 +1,11 @@
 //! Doors of a virtual machine: its programs reach what the policy allows, by the environment that they find.
 
 use harness::{HANG, Setup, World, within};
-use sandbox_sdk::v1::egress_watch_reply::Event;
+use sandbox_sdk::{
+    How, SandboxHandle,
+    process::LogEvent,
+    v1::{EgressDecision, egress_watch_reply::Event},
+};
 
 use crate::node::{Node, seeded, sh};
 
@@ -44,4 +48,108 @@ async fn door_client_wget_unaided() {
     );
     drop((tail, client));
     sandbox.release().await.unwrap();
+}
+
+/// What a script says in the four ways that there are to run one, by the way's name.
+async fn in_all_ways(sandbox: &SandboxHandle, script: &str) -> Vec<(&'static str, String)> {
+    let argv = ["bash", "-c", script];
+    let exec = within(HANG, sandbox.exec(argv).output()).await.unwrap();
+    assert_eq!(exec.status.how, How::Code(0), "{}", exec.stderr_text());
+    let tty = sandbox.exec(argv).tty(80, 24).output();
+    let tty = within(HANG, tty).await.unwrap();
+    let session = sandbox.session().await.unwrap();
+    let run = within(HANG, session.run(script).output()).await.unwrap();
+    let process = sandbox.spawn(argv).await.unwrap();
+    let mut log = process.logs().follow().open().await.unwrap();
+    let mut detached = Vec::new();
+    loop {
+        match within(HANG, log.next()).await.unwrap().unwrap() {
+            LogEvent::Stdout { data, .. } => detached.extend_from_slice(&data),
+            LogEvent::Exit(_) => break,
+            other @ (LogEvent::Stderr { .. } | LogEvent::Gap { .. }) => panic!("{other:?}"),
+        }
+    }
+    vec![
+        ("exec", exec.stdout_text().into_owned()),
+        ("pty", tty.stdout_text().replace("\r\n", "\n")),
+        ("session", run.stdout_text().into_owned()),
+        ("detached", String::from_utf8(detached).unwrap()),
+    ]
+}
+
+/// What was said, without the numbers that refusals have in the host's records.
+fn unnumbered(said: &str) -> String {
+    let mut parts = said.split("\"audit_seq\":");
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |said, part| {
+        said + part.trim_start_matches(|c: char| c.is_ascii_digit())
+    })
+}
+
+#[tokio::test]
+async fn door_answers_alike_from_all_ways() {
+    let world = World::start().await;
+    let setup = Setup::qemu_of("debian").from_file().config(&world.config());
+    let node = Node::full("debian", setup, 1).await;
+    let client = node.client().await;
+    let mut tail = client.egress().watch("", None).await.unwrap();
+    let sandbox = node.claim().await;
+    let port = world.port();
+    // By the environment alone: in the clear, through a tunnel, through SOCKS5; what is allowed and what is not. curl
+    // gives what it got and how it ended.
+    let how = "-s -w '%{http_code} %{http_connect} %{exitcode}\\n'";
+    let (allowed, other) = (
+        format!("http://allowed.test:{port}/a"),
+        format!("http://other.test:{port}/b"),
+    );
+    let script = format!(
+        "env | grep -i -e _proxy= -e ^SANDBOX_SOCKS5 -e ^NODE_USE | sort; \
+         curl {how} {allowed} {other} --next {how} -p {allowed} {other} \
+         --next {how} --socks5-hostname $SANDBOX_SOCKS5 {allowed} {other} --next {how} --noproxy '*' {allowed}; true"
+    );
+    let said = in_all_ways(&sandbox, &script).await;
+    let first = unnumbered(&said[0].1);
+    for (way, said) in &said {
+        assert_eq!(unnumbered(said), first, "{way} and exec");
+    }
+    for part in [
+        "http_proxy=http://127.0.0.1:3128\n",
+        "HTTPS_PROXY=http://127.0.0.1:3128\n",
+        "SANDBOX_SOCKS5=127.0.0.1:1080\n",
+        // Allowed: each answered by the origin. Refused: by the door, with its reason, in the clear; by its number else.
+        "hello from /a\n200 000 0\n",
+        "\"reason\":\"host_not_allowed\"",
+        "403 000 0\n",
+        "hello from /a\n200 200 0\n",
+        "000 403 56\n",
+        "000 000 97\n",
+    ] {
+        assert!(first.contains(part), "{part} in {first}");
+    }
+    assert!(!world.asked().iter().any(|name| name == "other.test"));
+    // And the host judged them alike: six of each way, in order, of this sandbox.
+    let mut seen: Vec<EgressDecision> = Vec::new();
+    while seen.len() < 6 * said.len() {
+        match within(HANG, tail.next()).await.unwrap().unwrap().event {
+            Some(Event::Decision(decision)) => seen.push(decision),
+            other => panic!("{other:?}"),
+        }
+    }
+    let short = |decisions: &[EgressDecision]| -> Vec<(String, bool, String)> {
+        let short = |one: &EgressDecision| (one.door.clone(), one.allowed, one.reason.clone());
+        decisions.iter().map(short).collect()
+    };
+    let expected = ["http", "http", "http", "http", "socks5", "socks5"];
+    let expected: Vec<_> = expected
+        .iter()
+        .zip([true, false].iter().cycle())
+        .map(|(door, allowed)| {
+            let reason = if *allowed { "" } else { "host_not_allowed" };
+            ((*door).to_owned(), *allowed, reason.to_owned())
+        })
+        .collect();
+    for of_one in seen.chunks(6) {
+        assert_eq!(short(of_one), expected);
+    }
+    assert!(seen.iter().all(|decision| decision.sandbox == sandbox.id()));
 }

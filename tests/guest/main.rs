@@ -11,13 +11,17 @@
     reason = "a test fails by panicking"
 )]
 
+mod boot;
 mod claims;
 mod clones;
 mod deaths;
 mod debian;
 mod doors;
+mod git;
 mod golden;
 mod hostile;
+mod links;
+mod machines;
 mod node;
 mod restart;
 mod templates;

@@ -11,6 +11,7 @@ use std::{
 use harness::{Daemon, Setup, image, process::Process, program};
 use rustix::fs::{FlockOperation, flock};
 use sandbox_sdk::{How, SandboxHandle, v1::State};
+use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
 
 /// A daemon on a state directory of its own.
@@ -43,12 +44,22 @@ pub(crate) fn state_dir() -> TempDir {
 impl Node {
     /// A daemon in dev mode that finds the shared template, with its pool full.
     pub(crate) async fn warm(warm: u32) -> Self {
+        Self::full("busybox", Setup::qemu(), warm).await
+    }
+
+    /// A daemon that finds the shared template of its image, with its pool full.
+    pub(crate) async fn full(image: &str, setup: Setup, warm: u32) -> Self {
         let full = async {
-            let node = Self::on(seeded().await, Setup::qemu().warm(warm)).await;
+            let node = Self::on(seeded_with(image).await, setup.warm(warm)).await;
             node.until_warm(warm).await;
             node
         };
         Box::pin(full).await
+    }
+
+    /// The same in dev mode with guests of the image `debian`.
+    pub(crate) async fn debian(warm: u32) -> Self {
+        Self::full("debian", Setup::qemu_of("debian"), warm).await
     }
 
     /// A daemon on this state directory.
@@ -106,7 +117,12 @@ pub(crate) async fn sh(sandbox: &SandboxHandle, script: &str) -> String {
 
 /// A state directory with the shared template in it. Its files are links: a test that harms them uses [`own_copy`].
 pub(crate) async fn seeded() -> TempDir {
-    let golden = Box::pin(golden()).await;
+    seeded_with("busybox").await
+}
+
+/// The same with the template of this image.
+async fn seeded_with(image: &str) -> TempDir {
+    let golden = Box::pin(golden(image)).await;
     let state = state_dir();
     let to = variant(state.path(), "default");
     fs::create_dir_all(&to).unwrap();
@@ -147,10 +163,10 @@ fn copy_with_holes(from: &Path, to: &Path) -> io::Result<()> {
     to.set_len(from.metadata()?.len())
 }
 
-/// The shared template, booted by whoever comes first and kept for this build of daemon and image.
-async fn golden() -> PathBuf {
+/// The shared template of this image, booted by whoever comes first and kept for this build of daemon and image.
+pub(crate) async fn golden(name: &str) -> PathBuf {
     // Without the image this fails and says how to get one.
-    let image = image("busybox");
+    let image = image(name);
     // Not `guest`: cargo keeps the profile of that name there.
     let shared = image.ancestors().nth(2).unwrap().join("test-templates");
     fs::create_dir_all(&shared).unwrap();
@@ -161,18 +177,17 @@ async fn golden() -> PathBuf {
         lock
     });
     let lock = lock.await.unwrap();
-    let golden = shared.join(name_of(&image));
+    let golden = shared.join(name).join(name_of(&image));
     if !golden.is_dir() {
-        for entry in fs::read_dir(&shared).unwrap() {
-            // Of earlier builds, or half made.
-            let old = entry.unwrap().path();
-            if old.is_dir() {
-                fs::remove_dir_all(old).unwrap();
-            }
+        // Of earlier builds, or half made.
+        let of_image = shared.join(name);
+        match fs::remove_dir_all(&of_image) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => panic!("{error}"),
+            Ok(()) | Err(_) => fs::create_dir(&of_image).unwrap(),
         }
-        let node = Node::on(state_dir(), Setup::qemu().warm(1)).await;
+        let node = Node::on(state_dir(), Setup::qemu_of(name).warm(1)).await;
         node.until_warm(1).await;
-        let coming = shared.join("coming");
+        let coming = of_image.join("coming");
         fs::create_dir(&coming).unwrap();
         for entry in fs::read_dir(node.template("default")).unwrap() {
             let from = entry.unwrap().path();
@@ -185,15 +200,19 @@ async fn golden() -> PathBuf {
     golden
 }
 
-/// Tells builds of daemon and image apart.
+/// Tells builds of daemon and image apart. The image by its digests: its files all have the time of its kernel.
 fn name_of(image: &Path) -> String {
-    let stamp = |path: &Path| {
-        let of = fs::metadata(path).unwrap();
-        format!("{}-{}-{}", of.mtime(), of.mtime_nsec(), of.size())
-    };
+    let daemon = fs::metadata(program("sandboxd-faults")).unwrap();
+    let manifest = Sha256::digest(fs::read(image.join("manifest.json")).unwrap());
+    let manifest: String = manifest
+        .iter()
+        .take(8)
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
     format!(
-        "{}-{}",
-        stamp(&program("sandboxd-faults")),
-        stamp(&image.join("manifest.json"))
+        "{}-{}-{}-{manifest}",
+        daemon.mtime(),
+        daemon.mtime_nsec(),
+        daemon.size()
     )
 }

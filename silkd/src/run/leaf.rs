@@ -19,7 +19,8 @@ use std::{
 
 use rustix::{
     fs::{AtFlags, Mode, OFlags},
-    process::{Pid, PidfdFlags, Signal},
+    io::Errno,
+    process::{Pid, PidfdFlags, Resource, Rlimit, Signal, getrlimit, setrlimit},
 };
 use tokio::io::Interest;
 
@@ -35,6 +36,8 @@ const EVENTS: usize = 256;
 const PROCS: u64 = 512 * 1024;
 /// Rounds of signalling a tree that goes on forking meanwhile. A signal other than KILL promises no more.
 const ROUNDS: usize = 4;
+/// Descriptors beyond the limit for an end that would else not come: one is needed, and other threads may be quicker.
+const BEYOND: u64 = 64;
 /// Handles of processes that are held at once.
 const HANDLES: usize = 256;
 
@@ -66,14 +69,14 @@ impl Work {
         let path = root.join("work");
         let failed = |step: &'static str| {
             let path = path.clone();
-            move |errno: rustix::io::Errno| RunError::Cgroup {
+            move |errno: Errno| RunError::Cgroup {
                 step,
                 path,
                 source: errno.into(),
             }
         };
         match rustix::fs::mkdir(&path, Mode::from_raw_mode(0o755)) {
-            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+            Ok(()) | Err(Errno::EXIST) => {}
             Err(errno) => return Err(failed("make")(errno)),
         }
         let dir = open_dir(rustix::fs::CWD, &path).map_err(failed("open"))?;
@@ -101,7 +104,7 @@ impl Work {
             match rustix::fs::mkdirat(&self.dir, &name, Mode::from_raw_mode(0o755)) {
                 Ok(()) => {}
                 // Left by a silkd that did not stop cleanly.
-                Err(rustix::io::Errno::EXIST) => continue,
+                Err(Errno::EXIST) => continue,
                 Err(errno) => return Err(errno),
             }
             let dir = Arc::new(open_dir(self.dir.as_fd(), &name)?);
@@ -273,8 +276,33 @@ fn open_events(dir: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
 }
 
 fn write(dir: BorrowedFd<'_>, name: &std::ffi::CStr, word: &[u8]) -> rustix::io::Result<()> {
-    let fd = rustix::fs::openat(dir, name, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
-    rustix::io::write(fd, word).map(|_whole| ())
+    let open = || rustix::fs::openat(dir, name, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty());
+    let fd = match open() {
+        // What is written here ends programs, and so gives back what they hold: it cannot wait for that.
+        Err(Errno::MFILE) => beyond_limit(open),
+        opened => opened,
+    };
+    rustix::io::write(fd?, word).map(|_whole| ())
+}
+
+/// Opens something though no descriptor is left: the soft limit is moved for that long, towards the hard one.
+fn beyond_limit<T>(open: impl FnOnce() -> T) -> T {
+    // Who came second would put back what the first had moved.
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let limit = getrlimit(Resource::Nofile);
+    let current = limit.current.map(|current| current.saturating_add(BEYOND));
+    let moved = Rlimit {
+        current: current.min(limit.maximum.or(current)),
+        ..limit
+    };
+    // Where it cannot be moved, the opening fails as before.
+    setrlimit(Resource::Nofile, moved).ok();
+    let opened = open();
+    // It was so before, and to lower it is anybody's right.
+    setrlimit(Resource::Nofile, limit).ok();
+    drop(turn);
+    opened
 }
 
 /// Whether the line `key` says `wanted` now.

@@ -31,7 +31,7 @@ impl Job {
         state.killed_by_us = true;
         match &state.hold {
             Hold::Leaf(leaf) => {
-                // `cgroup.kill` fails only where the directory is gone, and with it the processes.
+                // It fails only where the directory is gone, and with it the processes.
                 leaf.kill().ok();
             }
             Hold::Session => self.signal_session(state, Signal::KILL),

@@ -8,7 +8,7 @@ use std::{
 
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::{TcpListener, UdpSocket},
+    net::{TcpListener, TcpStream, UdpSocket},
     task::JoinHandle,
 };
 
@@ -37,13 +37,29 @@ impl World {
     /// # Panics
     /// No port can be had.
     pub async fn start() -> Self {
+        Self::with_origin(answers).await
+    }
+
+    /// The same with another origin, which does this with each connection.
+    ///
+    /// # Panics
+    /// No port can be had.
+    pub async fn with_origin<F>(answer: impl Fn(TcpStream) -> F + Send + 'static) -> Self
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let listener = TcpListener::bind((ORIGIN, 0)).await.unwrap();
         let (dns, origin) = (socket.local_addr().unwrap(), listener.local_addr().unwrap());
         let asked = Arc::new(Mutex::new(Vec::new()));
         let tasks = [
             tokio::spawn(names(socket, Arc::clone(&asked))),
-            tokio::spawn(answers(listener)),
+            tokio::spawn(async move {
+                while let Ok((stream, _)) = listener.accept().await {
+                    // It ends with its connection.
+                    drop(tokio::spawn(answer(stream)));
+                }
+            }),
         ];
         Self {
             dns,
@@ -134,32 +150,27 @@ fn question_of(packet: &[u8]) -> Option<(String, u16, usize)> {
     Some((labels.join("."), kind, at + 5))
 }
 
-async fn answers(listener: TcpListener) {
-    while let Ok((mut stream, _)) = listener.accept().await {
-        // It ends with its connection.
-        drop(tokio::spawn(async move {
-            let mut bytes = Vec::new();
-            let mut chunk = [0; 4096];
-            loop {
-                let n = stream.read(&mut chunk).await.unwrap_or(0);
-                bytes.extend_from_slice(chunk.get(..n).unwrap_or_default());
-                let text = String::from_utf8_lossy(&bytes);
-                if text.starts_with("GET ") && text.ends_with("\r\n\r\n") {
-                    let path = text.split(' ').nth(1).unwrap_or_default();
-                    let body = format!("hello from {path}\n");
-                    let answer = format!(
-                        "HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: {}\r\n\r\n{body}",
-                        body.len()
-                    );
-                    if stream.write_all(answer.as_bytes()).await.is_err() {
-                        return;
-                    }
-                    bytes.clear();
-                } else if n == 0 {
-                    drop(stream.write_all(&bytes).await);
-                    return;
-                }
+async fn answers(mut stream: TcpStream) {
+    let mut bytes = Vec::new();
+    let mut chunk = [0; 4096];
+    loop {
+        let n = stream.read(&mut chunk).await.unwrap_or(0);
+        bytes.extend_from_slice(chunk.get(..n).unwrap_or_default());
+        let text = String::from_utf8_lossy(&bytes);
+        if text.starts_with("GET ") && text.ends_with("\r\n\r\n") {
+            let path = text.split(' ').nth(1).unwrap_or_default();
+            let body = format!("hello from {path}\n");
+            let answer = format!(
+                "HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: {}\r\n\r\n{body}",
+                body.len()
+            );
+            if stream.write_all(answer.as_bytes()).await.is_err() {
+                return;
             }
-        }));
+            bytes.clear();
+        } else if n == 0 {
+            drop(stream.write_all(&bytes).await);
+            return;
+        }
     }
 }
