@@ -7,8 +7,9 @@ use std::{
 };
 
 use sandbox_protocol::v1::{
-    AgentSpawnRequest, AttachIn, AttachOut, AttachStart, Attached, Exit, ProcessState, Size, Tty, attach_in,
-    attach_out, control_quiesce_request::Mode as Rest, control_renew_request::Mode, exec_out, exit::How,
+    AgentSpawnRequest, AttachIn, AttachOut, AttachStart, Attached, Exit, Flow, LogFrom, ProcessState, Size,
+    Tty, attach_in, attach_out, control_quiesce_request::Mode as Rest, control_renew_request::Mode, exec_out,
+    exit::How, log_from,
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -219,4 +220,57 @@ async fn hibernate_closes_pty_with_reason() {
         (&b"got after at 50 132\r\n"[..], Some(How::Code(7)))
     );
     drop(call.input);
+}
+
+/// Says so many bytes at once.
+const FLOOD: usize = 4 << 20;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn attached_reader_across_wake_gets_bytes() {
+    let (guest, mut host) = ready().await;
+    let script = format!("while read word; do echo $word; [ $word != flood ] || yes | head -c {FLOOD}; done");
+    let spawned = AgentSpawnRequest {
+        command: command(&["sh", "-c", &script]),
+        keep_stdin: true,
+        // All of it fits, so that what is said before anybody has come back is not lost.
+        log_bytes: 2 * u64::try_from(FLOOD).unwrap(),
+        ..AgentSpawnRequest::default()
+    };
+    let id = within(host.agent.spawn(spawned)).await.unwrap().into_inner().id;
+    // The program waits for this reader, and nobody else may give it input.
+    let start = |from| AttachStart {
+        process: by_id(id),
+        from: Some(LogFrom {
+            at: Some(log_from::At::Offset(from)),
+        }),
+        flow: Flow::Hold.into(),
+        input: true,
+    };
+    let mut before = attach(&mut host, start(0)).await.unwrap();
+    before.say("one\n").await;
+    assert_eq!(before.read(4).await.unwrap(), b"one\n");
+    // Now it takes no more: its window is full, and the program stands.
+    before.say("flood\n").await;
+    let window = u64::from(sandbox_protocol::limits::STREAM_WINDOW);
+    within(async {
+        while rows(&mut host).await.remove(0).log_end < 2 * window {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    // It is let go all the same, and what it takes later ends with the reason.
+    within(host.quiesce(Rest::Hibernate)).await.unwrap();
+    let ended = before.read(usize::MAX).await.unwrap_err();
+    assert_eq!(reason(&ended), "SANDBOX_HIBERNATING");
+
+    let mut host = wake(&guest).await;
+    let mut after = attach(&mut host, start(before.next)).await.unwrap();
+    after.next = before.next;
+    assert_eq!(rows(&mut host).await.remove(0).readers, 1, "and no ghost");
+    // One that the program still waited for would keep it from ever saying the rest.
+    let all = ["one\nflood\n", &"y\n".repeat(FLOOD / 2)].concat();
+    let left = &all.as_bytes()[usize::try_from(before.next).unwrap()..];
+    assert!(after.read(left.len()).await.unwrap() == left);
+    after.say("two\n").await;
+    assert_eq!(after.read(4).await.unwrap(), b"two\n");
 }
