@@ -104,9 +104,36 @@ pub(crate) async fn sh(sandbox: &SandboxHandle, script: &str) -> String {
     output.stdout_text().into_owned()
 }
 
+/// A template that tests share.
+pub(crate) trait Golden: Copy {
+    /// Tells it from the others, and from what it was before it was changed.
+    fn name(self) -> String;
+    /// A daemon that makes it and clones it, on this state directory.
+    fn setup(self, state: &Path) -> Setup;
+}
+
+/// The image as it is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Plain;
+
+impl Golden for Plain {
+    fn name(self) -> String {
+        "plain".to_owned()
+    }
+
+    fn setup(self, _state: &Path) -> Setup {
+        Setup::qemu().warm(1)
+    }
+}
+
 /// A state directory with the shared template in it. Its files are links: a test that harms them uses [`own_copy`].
 pub(crate) async fn seeded() -> TempDir {
-    let golden = Box::pin(golden()).await;
+    seeded_with(Plain).await
+}
+
+/// The same with this template.
+pub(crate) async fn seeded_with(template: impl Golden) -> TempDir {
+    let golden = Box::pin(golden(template)).await;
     let state = state_dir();
     let to = variant(state.path(), "default");
     fs::create_dir_all(&to).unwrap();
@@ -147,8 +174,8 @@ fn copy_with_holes(from: &Path, to: &Path) -> io::Result<()> {
     to.set_len(from.metadata()?.len())
 }
 
-/// The shared template, booted by whoever comes first and kept for this build of daemon and image.
-async fn golden() -> PathBuf {
+/// A shared template, booted by whoever comes first and kept for this build of daemon and image.
+async fn golden(template: impl Golden) -> PathBuf {
     // Without the image this fails and says how to get one.
     let image = image("busybox");
     // Not `guest`: cargo keeps the profile of that name there.
@@ -161,16 +188,19 @@ async fn golden() -> PathBuf {
         lock
     });
     let lock = lock.await.unwrap();
-    let golden = shared.join(name_of(&image));
+    let build = name_of(&image);
+    let golden = shared.join(format!("{}-{build}", template.name()));
     if !golden.is_dir() {
         for entry in fs::read_dir(&shared).unwrap() {
             // Of earlier builds, or half made.
             let old = entry.unwrap().path();
-            if old.is_dir() {
+            if old.is_dir() && !old.to_string_lossy().ends_with(&build) {
                 fs::remove_dir_all(old).unwrap();
             }
         }
-        let node = Node::on(state_dir(), Setup::qemu().warm(1)).await;
+        let state = state_dir();
+        let setup = template.setup(state.path());
+        let node = Node::on(state, setup).await;
         node.until_warm(1).await;
         let coming = shared.join("coming");
         fs::create_dir(&coming).unwrap();
@@ -179,7 +209,6 @@ async fn golden() -> PathBuf {
             copy_with_holes(&from, &coming.join(from.file_name().unwrap())).unwrap();
         }
         fs::rename(&coming, &golden).unwrap();
-        node.stops_clean().await;
     }
     drop(lock);
     golden
