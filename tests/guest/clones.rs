@@ -7,7 +7,10 @@ use std::{
 
 use futures_util::future;
 use harness::HANG;
-use sandbox_sdk::{SandboxHandle, v1::State};
+use sandbox_sdk::{
+    SandboxHandle,
+    v1::{State, Tier},
+};
 
 use crate::{
     lively::{GENERATION_DEVICES, lively},
@@ -19,6 +22,7 @@ pub(crate) async fn clones(node: &Node, count: usize) -> Vec<SandboxHandle> {
     let client = node.client().await;
     let claim = || async {
         let claim = client.claim("default").timeout(HANG * 2).await.unwrap();
+        assert_ne!(claim.tier(), Tier::Cold, "it is no clone");
         claim.keep()
     };
     future::join_all((0..count).map(|_| claim())).await
@@ -36,7 +40,7 @@ pub(crate) fn distinct(said: &[String]) -> usize {
 
 pub(crate) const EIGHT: usize = 8;
 
-/// Eight or more say what these scripts say, and no two the same.
+/// Runs the scripts in all of them: each says something, and no two the same.
 async fn all_differ(all: &[SandboxHandle], scripts: &[&str]) {
     for script in scripts {
         let said = in_each(all, script).await;
@@ -58,15 +62,15 @@ async fn first_urandom_differs() {
     assert_eq!(devices, ["1\n"], "these machines have a generation device");
     drop((all, node));
 
-    // A machine without one learns of its new life from silkd alone. What it draws first is its own names.
+    // A machine without one learns of its new life from silkd alone.
     let node = lively().await;
     let all = clones(&node, EIGHT).await;
-    let names = [
-        "head -c 16 /dev/urandom | od -An -tx1",
-        "cat /etc/machine-id",
-        "cat /proc/sys/kernel/random/boot_id",
-    ];
-    all_differ(&all, &names).await;
+    let first = in_each(&all, "cat /lively/first").await.concat();
+    let first: Vec<_> = first.lines().map(ToOwned::to_owned).collect();
+    assert_eq!(first.len(), EIGHT * 256);
+    assert_eq!(distinct(&first), first.len(), "no sixteen bytes come twice");
+    let drawn_by_silkd = ["cat /etc/machine-id", "cat /proc/sys/kernel/random/boot_id"];
+    all_differ(&all, &drawn_by_silkd).await;
     let devices = in_each(&all[..1], GENERATION_DEVICES).await;
     assert_eq!(devices, ["0\n"], "these have none");
 }

@@ -123,7 +123,7 @@ mod tests {
     fn a_cancel_is_noticed_within_a_block() {
         use std::io::Write as _;
         let mut file = tempfile::tempfile().unwrap();
-        let block = "a line of straw, and then a needle\n".repeat(30_000);
+        let block = "a line of straw, and then a needle\n".repeat(8_000);
         for _ in 0..8 {
             file.write_all(block.as_bytes()).unwrap();
         }
