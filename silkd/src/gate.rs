@@ -10,6 +10,8 @@
 //! there only a renewal that went through to its end, or a resumption when nothing was captured, leads to `Ready`.
 
 use std::{
+    collections::BTreeMap,
+    fmt,
     future::Future,
     sync::{Arc, Mutex, PoisonError},
 };
@@ -130,6 +132,15 @@ struct Core {
     state: State,
     open: usize,
     inputs: u32,
+    streams: BTreeMap<u64, Arc<dyn LetsGo>>,
+    /// Streams that ever were.
+    listed: u64,
+}
+
+/// What an open stream holds.
+pub trait LetsGo: fmt::Debug + Send + Sync {
+    /// Drops it, though nobody takes what the stream would still say.
+    fn let_go(&self);
 }
 
 /// The gate's handle.
@@ -143,6 +154,8 @@ impl Default for Gate {
                 state: State::Fresh,
                 open: 0,
                 inputs: 0,
+                streams: BTreeMap::new(),
+                listed: 0,
             }),
             hibernations: watch::Sender::new(0),
             idle: Notify::new(),
@@ -218,9 +231,38 @@ impl Gate {
         })
     }
 
-    /// Ends the streams that are open now, for a hibernation.
-    pub fn end_streams(&self) {
+    /// Ends the streams that are open now, for a hibernation; what they hold is for `control` to let go. HTTP/2 does not
+    /// ask a stream for more while its client takes nothing, so that they cannot be left to see it themselves.
+    pub fn end_streams(&self) -> Vec<Arc<dyn LetsGo>> {
         self.0.hibernations.send_modify(|count| *count += 1);
+        self.with(|core| core.streams.values().cloned().collect())
+    }
+
+    /// Lists what a stream holds, for as long as it is open.
+    pub fn list(&self, held: Arc<dyn LetsGo>) -> Listed {
+        let key = self.with(|core| {
+            core.listed += 1;
+            core.streams.insert(core.listed, held);
+            core.listed
+        });
+        Listed {
+            gate: self.clone(),
+            key,
+        }
+    }
+}
+
+/// A stream's entry in the list; taken off when dropped.
+#[derive(Debug)]
+pub struct Listed {
+    gate: Gate,
+    key: u64,
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        // Dropped behind the lock, which a permit that goes with it takes.
+        drop(self.gate.with(|core| core.streams.remove(&self.key)));
     }
 }
 
@@ -352,10 +394,38 @@ mod tests {
         gate.turn(Turn::Renew).unwrap();
         gate.turn(Turn::Renewed).unwrap();
         let early = gate.permit().unwrap().hibernated();
-        gate.end_streams();
+        assert!(gate.end_streams().is_empty());
         let late = gate.permit().unwrap().hibernated();
         assert_eq!(early.await.reason, Reason::SandboxHibernating);
         assert!(futures_util::FutureExt::now_or_never(late).is_none());
+    }
+
+    #[test]
+    fn what_streams_hold_is_listed_while_they_are_open() {
+        #[derive(Debug)]
+        struct Holds(Mutex<Option<Permit>>);
+
+        impl LetsGo for Holds {
+            fn let_go(&self) {
+                drop(self.0.lock().unwrap().take());
+            }
+        }
+
+        let gate = Gate::new();
+        gate.turn(Turn::Renew).unwrap();
+        gate.turn(Turn::Renewed).unwrap();
+        let holds = || Arc::new(Holds(Mutex::new(Some(gate.permit().unwrap()))));
+        let (stays, goes) = (gate.list(holds()), gate.list(holds()));
+        assert_eq!(gate.open(), 2);
+        // The last to hold it is the list.
+        drop(goes);
+        assert_eq!(gate.open(), 1);
+        for stream in gate.end_streams() {
+            stream.let_go();
+        }
+        assert_eq!(gate.open(), 0);
+        drop(stays);
+        assert!(gate.end_streams().is_empty());
     }
 
     proptest! {

@@ -2,8 +2,11 @@
 //! the sandbox sleeps.
 #![expect(clippy::panic, clippy::unwrap_used, reason = "tests say what holds")]
 #![expect(clippy::large_futures, reason = "no code of a service")]
+#![expect(clippy::disallowed_methods, reason = "tests own their tasks")]
 
 mod common;
+#[path = "processes/sleep.rs"]
+mod sleep;
 
 use std::collections::BTreeSet;
 
@@ -38,14 +41,18 @@ struct Foreground {
     output: tonic::Streaming<ExecOut>,
 }
 
-/// Starts a script and reads its first line, which is `ready`.
-async fn foreground(host: &mut Host, script: &str) -> Foreground {
-    let (input, messages) = mpsc::channel(4);
-    let start = ExecStart {
+/// A script with input.
+fn start(script: &str) -> ExecStart {
+    ExecStart {
         command: command(&["sh", "-c", script]),
         stdin: true,
         ..ExecStart::default()
-    };
+    }
+}
+
+/// Starts a program and reads its first line.
+async fn foreground(host: &mut Host, start: ExecStart, line: &str) -> Foreground {
+    let (input, messages) = mpsc::channel(4);
     let first = ExecIn {
         m: Some(exec_in::M::Start(start)),
     };
@@ -58,10 +65,14 @@ async fn foreground(host: &mut Host, script: &str) -> Foreground {
     let exec_out::M::Started(started) = next().await else {
         panic!("not started");
     };
-    let exec_out::M::Stdout(chunk) = next().await else {
-        panic!("silent");
-    };
-    assert_eq!(chunk.data, "ready\n");
+    let mut said = Vec::new();
+    while said.len() < line.len() {
+        let exec_out::M::Stdout(chunk) = next().await else {
+            panic!("silent");
+        };
+        said.extend_from_slice(&chunk.data);
+    }
+    assert_eq!(said, line.as_bytes());
     Foreground {
         id: started.id,
         input,
@@ -165,7 +176,12 @@ async fn a_foreground_program_is_there_after_a_wake() {
     let guest = Guest::start();
     let mut host = Host::connect(&guest.socket()).await;
     within(host.renew(Mode::Boot, "a")).await.unwrap();
-    let mut call = foreground(&mut host, "echo ready; read x; echo got $x; exit 3").await;
+    let mut call = foreground(
+        &mut host,
+        start("echo ready; read x; echo got $x; exit 3"),
+        "ready\n",
+    )
+    .await;
     within(host.quiesce(Rest::Hibernate)).await.unwrap();
     let ended = loop {
         match within(call.output.message()).await {
@@ -188,7 +204,7 @@ async fn a_link_lost_at_rest_detaches() {
     let guest = Guest::start();
     let mut host = Host::connect(&guest.socket()).await;
     within(host.renew(Mode::Boot, "a")).await.unwrap();
-    let call = foreground(&mut host, "echo ready; read x; echo got $x").await;
+    let call = foreground(&mut host, start("echo ready; read x; echo got $x"), "ready\n").await;
     within(host.quiesce(Rest::Checkpoint)).await.unwrap();
     // As a clone of it sees it: nobody said a word, and the next connection begins.
     host.cut().await;
@@ -197,7 +213,7 @@ async fn a_link_lost_at_rest_detaches() {
     let (said, exit) = finish(&mut host, call.id, "cloned\n").await;
     assert_eq!((&*said, exit.how), (&b"got cloned\n"[..], Some(How::Code(0))));
     // Anywhere else its program goes with its caller.
-    let call = foreground(&mut host, "echo ready; exec sleep 1000").await;
+    let call = foreground(&mut host, start("echo ready; exec sleep 1000"), "ready\n").await;
     let id = call.id;
     host.cut().await;
     let mut host = Host::connect(&guest.socket()).await;

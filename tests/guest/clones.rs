@@ -6,47 +6,101 @@ use std::{
 };
 
 use futures_util::future;
-use sandbox_sdk::{SandboxHandle, v1::State};
+use harness::HANG;
+use sandbox_sdk::{
+    SandboxHandle,
+    v1::{State, Tier},
+};
 
-use crate::node::{Node, sh};
+use crate::{
+    lively::{GENERATION_DEVICES, lively},
+    node::{Node, sh},
+};
 
-/// That many claimed clones.
-async fn clones(node: &Node, count: usize) -> Vec<SandboxHandle> {
-    future::join_all((0..count).map(|_| node.claim())).await
+/// That many claimed clones, made as they are wanted where the stock is short.
+pub(crate) async fn clones(node: &Node, count: usize) -> Vec<SandboxHandle> {
+    let client = node.client().await;
+    let claim = || async {
+        let claim = client.claim("default").timeout(HANG * 2).await.unwrap();
+        assert_ne!(claim.tier(), Tier::Cold, "it is no clone");
+        claim.keep()
+    };
+    future::join_all((0..count).map(|_| claim())).await
 }
 
 /// Runs a script in each.
-async fn in_each(clones: &[SandboxHandle], script: &str) -> Vec<String> {
+pub(crate) async fn in_each(clones: &[SandboxHandle], script: &str) -> Vec<String> {
     future::join_all(clones.iter().map(|clone| sh(clone, script))).await
 }
 
 /// How many different ones there are.
-fn distinct(said: &[String]) -> usize {
+pub(crate) fn distinct(said: &[String]) -> usize {
     said.iter().collect::<BTreeSet<_>>().len()
 }
 
-const EIGHT: usize = 8;
+pub(crate) const EIGHT: usize = 8;
 
-#[tokio::test]
-async fn inv_14_clones_differ() {
-    let node = Node::warm(8).await;
-    let all = clones(&node, EIGHT).await;
-    // The first thing that runs in each of them.
-    let first_urandom = in_each(&all, "head -c 16 /dev/urandom | od -An -tx1").await;
-    assert_eq!(distinct(&first_urandom), EIGHT, "{first_urandom:?}");
-    for script in [
-        "hostname",
-        "cat /proc/sys/kernel/hostname",
-        "cat /etc/machine-id",
-        "cat /proc/sys/kernel/random/boot_id",
-        "cat /run/sandbox/id",
-    ] {
-        let said = in_each(&all, script).await;
-        assert_eq!(distinct(&said), EIGHT, "{script}: {said:?}");
+/// Runs the scripts in all of them: each says something, and no two the same.
+async fn all_differ(all: &[SandboxHandle], scripts: &[&str]) {
+    for script in scripts {
+        let said = in_each(all, script).await;
+        assert_eq!(distinct(&said), all.len(), "{script}: {said:?}");
         assert!(
             said.iter().all(|line| !line.trim().is_empty()),
             "{script}: {said:?}"
         );
+    }
+}
+
+#[tokio::test]
+async fn first_urandom_differs() {
+    let node = Node::warm(1).await;
+    let all = clones(&node, EIGHT).await;
+    // The first thing that runs in each of them.
+    all_differ(&all, &["head -c 16 /dev/urandom | od -An -tx1"]).await;
+    let devices = in_each(&all[..1], GENERATION_DEVICES).await;
+    assert_eq!(devices, ["1\n"], "these machines have a generation device");
+    drop((all, node));
+
+    // A machine without one learns of its new life from silkd alone.
+    let node = lively().await;
+    let all = clones(&node, EIGHT).await;
+    let first = in_each(&all, "cat /lively/first").await.concat();
+    let first: Vec<_> = first.lines().map(ToOwned::to_owned).collect();
+    assert_eq!(first.len(), EIGHT * 256);
+    assert_eq!(distinct(&first), first.len(), "no sixteen bytes come twice");
+    let drawn_by_silkd = ["cat /etc/machine-id", "cat /proc/sys/kernel/random/boot_id"];
+    all_differ(&all, &drawn_by_silkd).await;
+    let devices = in_each(&all[..1], GENERATION_DEVICES).await;
+    assert_eq!(devices, ["0\n"], "these have none");
+}
+
+#[tokio::test]
+async fn hostname_machine_id_boot_id_distinct() {
+    let node = Node::warm(1).await;
+    let all = clones(&node, EIGHT).await;
+    let names = [
+        "hostname",
+        "cat /proc/sys/kernel/hostname",
+        "cat /etc/machine-id",
+        "cat /proc/sys/kernel/random/boot_id",
+    ];
+    all_differ(&all, &names).await;
+    // Whole ones, as programs check them, and the same whoever asks.
+    let forms = "grep -cE '^[0-9a-f]{32}$' /etc/machine-id; \
+        grep -cE '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' /proc/sys/kernel/random/boot_id; \
+        [ $(hostname) = $(cat /proc/sys/kernel/hostname) ] && echo 1";
+    let forms = in_each(&all, forms).await;
+    assert!(forms.iter().all(|said| said == "1\n1\n1\n"), "{forms:?}");
+}
+
+#[tokio::test]
+async fn inv_14_clones_differ() {
+    let node = Node::warm(1).await;
+    let all = clones(&node, EIGHT).await;
+    let ids = in_each(&all, "cat /run/sandbox/id").await;
+    for (clone, id) in all.iter().zip(&ids) {
+        assert_eq!(clone.id(), id.trim(), "it knows its own name");
     }
     let hosts = in_each(
         &all,
@@ -59,10 +113,6 @@ async fn inv_14_clones_differ() {
         "named in its own hosts file, of one generation: {hosts:?}"
     );
     assert!(hosts[0].starts_with("1\n"), "{hosts:?}");
-    let ids = in_each(&all, "cat /run/sandbox/id").await;
-    for (clone, id) in all.iter().zip(&ids) {
-        assert_eq!(clone.id(), id.trim(), "it knows its own name");
-    }
 }
 
 #[tokio::test]

@@ -27,7 +27,7 @@ use sandboxd::{
 use tempfile::TempDir;
 use tokio::net::UnixStream;
 
-use crate::node::{golden, state_dir};
+use crate::node::{Plain, golden, state_dir};
 
 /// An engine of the test's own, on a folder of its own, with the accelerator that the shared template has.
 struct Bench {
@@ -38,7 +38,7 @@ struct Bench {
 
 impl Bench {
     async fn open() -> Self {
-        let golden = Capture::open(&Box::pin(golden("busybox")).await).unwrap();
+        let golden = Capture::open(&Box::pin(golden(Plain("busybox"))).await).unwrap();
         let root = state_dir();
         let options = QemuOptions {
             program: "qemu-system-x86_64".into(),

@@ -1,8 +1,9 @@
 //! Real virtual machines: templates, clones, claims, deaths, restarts, identities, and guests that mean harm.
 //!
 //! QEMU and the images must be there; without them every test here fails and names what is missing. KVM is used
-//! where it works, else software emulation. One template is booted per build of daemon and image (see [`node`]); all
-//! other sandboxes are clones of it, unless a test is about the making of templates.
+//! where it works, else software emulation. One template is booted per build of daemon and image (see [`node`]), and one
+//! with programs that live on in its clones (see [`lively`]); all other sandboxes are clones of these, unless a test is
+//! about the making of templates.
 
 #![expect(
     clippy::unwrap_used,
@@ -21,6 +22,7 @@ mod git;
 mod golden;
 mod hostile;
 mod links;
+mod lively;
 mod machines;
 mod node;
 mod restart;

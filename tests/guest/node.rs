@@ -48,9 +48,9 @@ impl Node {
     }
 
     /// A daemon that finds the shared template of its image, with its pool full.
-    pub(crate) async fn full(image: &str, setup: Setup, warm: u32) -> Self {
+    pub(crate) async fn full(image: &'static str, setup: Setup, warm: u32) -> Self {
         let full = async {
-            let node = Self::on(seeded_with(image).await, setup.warm(warm)).await;
+            let node = Self::on(seeded_with(Plain(image)).await, setup.warm(warm)).await;
             node.until_warm(warm).await;
             node
         };
@@ -115,14 +115,46 @@ pub(crate) async fn sh(sandbox: &SandboxHandle, script: &str) -> String {
     output.stdout_text().into_owned()
 }
 
-/// A state directory with the shared template in it. Its files are links: a test that harms them uses [`own_copy`].
-pub(crate) async fn seeded() -> TempDir {
-    seeded_with("busybox").await
+/// A template that tests share.
+pub(crate) trait Golden: Copy {
+    /// The image that it is booted from.
+    fn image(self) -> &'static str {
+        "busybox"
+    }
+
+    /// Tells it from the others, and from what it was before it was changed.
+    fn name(self) -> String;
+
+    /// A daemon that makes it and clones it, on this state directory.
+    fn setup(self, state: &Path) -> Setup;
 }
 
-/// The same with the template of this image.
-async fn seeded_with(image: &str) -> TempDir {
-    let golden = Box::pin(golden(image)).await;
+/// An image as it is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Plain(pub(crate) &'static str);
+
+impl Golden for Plain {
+    fn image(self) -> &'static str {
+        self.0
+    }
+
+    fn name(self) -> String {
+        self.0.to_owned()
+    }
+
+    fn setup(self, _state: &Path) -> Setup {
+        Setup::qemu_of(self.0).warm(1)
+    }
+}
+
+/// A state directory with the shared template in it. Its files are links: a test that harms them uses [`own_copy`].
+pub(crate) async fn seeded() -> TempDir {
+    seeded_with(Plain("busybox")).await
+}
+
+/// The same with this template.
+pub(crate) async fn seeded_with(template: impl Golden) -> TempDir {
+    let golden = Box::pin(golden(template)).await;
     let state = state_dir();
     let to = variant(state.path(), "default");
     fs::create_dir_all(&to).unwrap();
@@ -163,10 +195,10 @@ fn copy_with_holes(from: &Path, to: &Path) -> io::Result<()> {
     to.set_len(from.metadata()?.len())
 }
 
-/// The shared template of this image, booted by whoever comes first and kept for this build of daemon and image.
-pub(crate) async fn golden(name: &str) -> PathBuf {
+/// A shared template, booted by whoever comes first and kept for this build of daemon and image.
+pub(crate) async fn golden(template: impl Golden) -> PathBuf {
     // Without the image this fails and says how to get one.
-    let image = image(name);
+    let image = image(template.image());
     // Not `guest`: cargo keeps the profile of that name there.
     let shared = image.ancestors().nth(2).unwrap().join("test-templates");
     fs::create_dir_all(&shared).unwrap();
@@ -177,24 +209,25 @@ pub(crate) async fn golden(name: &str) -> PathBuf {
         lock
     });
     let lock = lock.await.unwrap();
-    let golden = shared.join(name).join(name_of(&image));
+    let of_template = shared.join(template.name());
+    let golden = of_template.join(name_of(&image));
     if !golden.is_dir() {
         // Of earlier builds, or half made.
-        let of_image = shared.join(name);
-        match fs::remove_dir_all(&of_image) {
+        match fs::remove_dir_all(&of_template) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => panic!("{error}"),
-            Ok(()) | Err(_) => fs::create_dir(&of_image).unwrap(),
+            Ok(()) | Err(_) => fs::create_dir(&of_template).unwrap(),
         }
-        let node = Node::on(state_dir(), Setup::qemu_of(name).warm(1)).await;
+        let state = state_dir();
+        let setup = template.setup(state.path());
+        let node = Node::on(state, setup).await;
         node.until_warm(1).await;
-        let coming = of_image.join("coming");
+        let coming = of_template.join("coming");
         fs::create_dir(&coming).unwrap();
         for entry in fs::read_dir(node.template("default")).unwrap() {
             let from = entry.unwrap().path();
             copy_with_holes(&from, &coming.join(from.file_name().unwrap())).unwrap();
         }
         fs::rename(&coming, &golden).unwrap();
-        node.stops_clean().await;
     }
     drop(lock);
     golden

@@ -103,15 +103,24 @@ fn size(dir: &Path) -> Result<u64> {
     Ok(bytes)
 }
 
-/// Claims, runs a command whose output is known, and releases; ids that were seen come only once.
-async fn cycles(client: Client, worker: usize, times: u64, seen: Arc<Mutex<BTreeSet<String>>>) -> Result<()> {
+/// What tells a virtual machine from any other, a line each.
+const NAMES: &str = "hostname; cat /etc/machine-id /proc/sys/kernel/random/boot_id; \
+    head -c 16 /dev/urandom | od -An -tx1";
+
+/// Names that were seen, of any kind.
+type Seen = Arc<Mutex<BTreeSet<String>>>;
+
+fn once(seen: &Seen, name: &str) -> Result<()> {
+    let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+    ensure!(seen.insert(name.to_owned()), "{name} was seen twice");
+    Ok(())
+}
+
+/// Claims, runs a command whose output is known, and releases; what names a sandbox comes only once.
+async fn cycles(client: Client, worker: usize, times: u64, vms: bool, seen: Seen) -> Result<()> {
     for time in 0..times {
         let sandbox = client.claim("default").wait(Duration::from_secs(120)).await?;
-        let new = seen
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(sandbox.id().to_owned());
-        ensure!(new, "{} was handed out twice", sandbox.id());
+        once(&seen, sandbox.id())?;
         let word = format!("{worker} {time}");
         let output = sandbox.exec(["echo", &word]).output().await?;
         ensure!(output.status.success(), "echo failed: {:?}", output.status);
@@ -119,16 +128,28 @@ async fn cycles(client: Client, worker: usize, times: u64, seen: Arc<Mutex<BTree
             output.stdout == format!("{word}\n").as_bytes(),
             "another's output"
         );
+        if vms {
+            let names = sandbox.exec(["sh", "-c", NAMES]).output().await?;
+            let names = names.stdout_text();
+            ensure!(names.lines().count() == 4, "not all names: {names}");
+            names.lines().try_for_each(|name| once(&seen, name))?;
+        }
         sandbox.release().await?;
     }
     Ok(())
 }
 
-async fn all(daemon: &Daemon, total: u64, seen: &Arc<Mutex<BTreeSet<String>>>) -> Result<()> {
+async fn all(daemon: &Daemon, total: u64, vms: bool, seen: &Seen) -> Result<()> {
     let mut tasks = JoinSet::new();
     for worker in 0..WORKERS {
         let times = total.div_ceil(WORKERS as u64);
-        tasks.spawn(cycles(daemon.client().await, worker, times, Arc::clone(seen)));
+        tasks.spawn(cycles(
+            daemon.client().await,
+            worker,
+            times,
+            vms,
+            Arc::clone(seen),
+        ));
     }
     while let Some(done) = tasks.join_next().await {
         done??;
@@ -137,15 +158,16 @@ async fn all(daemon: &Daemon, total: u64, seen: &Arc<Mutex<BTreeSet<String>>>) -
 }
 
 async fn soak(name: &str, setup: Setup, warm: u32, blanks: u32, total: u64) -> Result<()> {
+    let vms = name == "qemu";
     let daemon = setup.warm(warm).log("warn").start().await;
     let processes = usize::try_from(warm + blanks)?;
     let seen = Arc::default();
-    all(&daemon, total / 10, &seen).await?;
+    all(&daemon, total / 10, vms, &seen).await?;
     let before = Held::look(&daemon, warm, processes).await?;
     let counts = daemon.holds();
     println!("{name}: after {} cycles: {before:?}", total / 10);
     let from = Instant::now();
-    all(&daemon, total, &seen).await?;
+    all(&daemon, total, vms, &seen).await?;
     let after = Held::look(&daemon, warm, processes).await?;
     println!(
         "{name}: after {total} more, in {:.1} s: {after:?}",

@@ -69,13 +69,18 @@ impl Guests for Sandboxes {
 
 impl Sandboxes {
     pub(super) fn add(&self, n: u8, link: Link, token: &str) -> SandboxId {
+        self.add_with(n, link, limits::PROTO_MAX, token)
+    }
+
+    /// With the agent protocol that its link is spoken by.
+    pub(super) fn add_with(&self, n: u8, link: Link, proto: u32, token: &str) -> SandboxId {
         let sandbox = SandboxId::from_random([n; 16]);
         let lock = Lock {
             sandbox,
             token: Some(TokenHash::of(token)),
             tenant: None,
         };
-        self.rows.lock().unwrap().insert(sandbox, (lock, link, 1));
+        self.rows.lock().unwrap().insert(sandbox, (lock, link, proto));
         sandbox
     }
 }

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use h2::{RecvStream, server::SendResponse};
 use http::Request;
 use http_body_util::BodyExt as _;
-use sandbox_protocol::v1;
+use sandbox_protocol::{limits, v1};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpStream, UnixStream},
@@ -24,8 +24,8 @@ use crate::{
     agent::Local,
     clock::Clock,
     link::{
-        Link,
-        fake::{opened, read_all, reply, send_all, status, within},
+        self, Link,
+        fake::{opened, opened_as, read_all, reply, send_all, status, within},
     },
     tasks,
 };
@@ -161,6 +161,68 @@ async fn inv_19_old_agent() {
     let request = to(sandbox, "sbt_right", "Exec").header("grpc-encoding", "gzip");
     let reply = client.call(request, b"x").await;
     assert_eq!(reply.status().code(), tonic::Code::Unimplemented);
+}
+
+#[tokio::test]
+async fn old_agent_is_refused_not_misread() {
+    let (told, mut heard) = mpsc::channel(8);
+    let handler = move |request: Request<RecvStream>, respond: SendResponse<Bytes>| {
+        told.try_send(request.uri().path().to_owned()).unwrap();
+        mirror(request, respond)
+    };
+    // It knows the first protocol only, whatever this host knows by then.
+    let first = v1::LinkHello {
+        proto_min: 1,
+        proto_max: 1,
+        ..link::fake::hello()
+    };
+    let (opened, _task) = opened_as(first.clone(), Clock::host(), handler).await;
+    let opened = opened.unwrap();
+    assert_eq!(opened.proto, 1);
+    let sandboxes = Arc::new(Sandboxes::default());
+    let sandbox = sandboxes.add_with(1, opened.link.clone(), opened.proto, "sbt_right");
+    let desk = forwarding(&sandboxes);
+    let client = Client::unix(&desk).await;
+    // A message with a field of a later protocol, number 1000, and a method of one. The guest would drop the one in
+    // silence.
+    let body = b"\0\0\0\0\x03\xc0\x3e\x01";
+    for method in ["Exec", "Write", "Info", "Later"] {
+        let request = to(sandbox, "sbt_right", method).header("agent-proto-min", "2");
+        let reply = client.call(request, body).await;
+        assert_eq!(
+            reply.reason(),
+            ("AGENT_TOO_OLD".into(), "host".into()),
+            "{method}"
+        );
+        let status = reply.status();
+        assert_eq!(status.code(), tonic::Code::FailedPrecondition);
+        assert_eq!(
+            status.message(),
+            "this call needs agent protocol 2, the guest has 1"
+        );
+        assert!(reply.data.is_empty());
+    }
+    // Not one of them reached it; what it can read does, as it is.
+    let request = to(sandbox, "sbt_right", "Exec").header("agent-proto-min", "1");
+    let reply = client.call(request, body).await;
+    assert!(reply.data.ends_with(body), "{:?}", reply.data);
+    assert_eq!(within(heard.recv()).await.unwrap(), "/sandbox.v1.Agent/Exec");
+    assert!(heard.is_empty());
+    assert_eq!(sandboxes.uses.load(Ordering::SeqCst), 0);
+
+    // One below what this host still speaks gets no call at all: there is no link.
+    let ancient = v1::LinkHello {
+        proto_min: limits::PROTO_MIN - 1,
+        proto_max: limits::PROTO_MIN - 1,
+        ..first
+    };
+    let (opened, task) = opened_as(ancient, Clock::host(), mirror).await;
+    let refused = opened.unwrap_err();
+    assert!(
+        matches!(refused, link::LinkError::NoCommonProto { max, .. } if max < limits::PROTO_MIN),
+        "{refused}"
+    );
+    within(task).await.unwrap();
 }
 
 #[tokio::test]

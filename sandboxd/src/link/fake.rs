@@ -15,7 +15,7 @@ use tokio::{
     task::JoinHandle,
 };
 
-use super::{Opened, Prefixed, open};
+use super::{LinkError, Opened, Prefixed, open};
 use crate::{clock::Clock, tasks};
 
 /// A hang, not a speed: no test waits this long unless something is stuck.
@@ -56,9 +56,13 @@ pub(crate) async fn read_break(io: &mut DuplexStream) -> (Nonce, Bytes) {
 }
 
 /// Answers a BREAK; gives the port as HTTP/2 is to read it.
-pub(crate) async fn greet(mut io: DuplexStream) -> Prefixed<DuplexStream> {
+pub(crate) async fn greet(io: DuplexStream) -> Prefixed<DuplexStream> {
+    greet_as(io, &hello()).await
+}
+
+async fn greet_as(mut io: DuplexStream, hello: &LinkHello) -> Prefixed<DuplexStream> {
     let (nonce, behind) = read_break(&mut io).await;
-    let hello = encode_hello(nonce, &hello()).expect("a short HELLO");
+    let hello = encode_hello(nonce, hello).expect("a short HELLO");
     io.write_all(&hello).await.expect("the host reads");
     Prefixed::new(behind, io)
 }
@@ -69,9 +73,23 @@ where
     H: Fn(Request<RecvStream>, SendResponse<Bytes>) -> F + Send + 'static,
     F: Future<Output = ()> + Send + 'static,
 {
+    let (opened, task) = Box::pin(opened_as(hello(), clock, handler)).await;
+    (opened.expect("a link"), task)
+}
+
+/// The same for a guest that says this of itself.
+pub(crate) async fn opened_as<H, F>(
+    hello: LinkHello,
+    clock: Clock,
+    handler: H,
+) -> (Result<Opened, LinkError>, JoinHandle<()>)
+where
+    H: Fn(Request<RecvStream>, SendResponse<Bytes>) -> F + Send + 'static,
+    F: Future<Output = ()> + Send + 'static,
+{
     let (host, guest) = tokio::io::duplex(64 * 1024);
     let task = tasks::spawn("fake-guest", async move {
-        let io = greet(guest).await;
+        let io = greet_as(guest, &hello).await;
         let mut builder = h2::server::Builder::new();
         builder
             .initial_window_size(limits::STREAM_WINDOW)
@@ -85,7 +103,7 @@ where
             calls.spawn(handler(request, respond));
         }
     });
-    (within(open(host, [7; 16], clock)).await.expect("a link"), task)
+    (within(open(host, [7; 16], clock)).await, task)
 }
 
 /// The usual head of a gRPC reply.

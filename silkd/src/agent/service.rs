@@ -5,13 +5,14 @@
 //! Never inside: what a call means.
 
 use std::{
+    fmt,
     future::Future,
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll},
 };
 
-use futures_util::Stream;
+use futures_util::{FutureExt as _, Stream};
 use sandbox_protocol::v1::{
     AgentFindRequest, AgentForgetReply, AgentForgetRequest, AgentGitAddReply, AgentGitAddRequest,
     AgentGitBranchReply, AgentGitBranchRequest, AgentGitCheckoutReply, AgentGitCheckoutRequest,
@@ -30,7 +31,11 @@ use sandbox_protocol::v1::{
 use tonic::{Request, Response, Status, Streaming, codegen::BoxStream};
 
 use super::{Agent, Parts, exec, files, git, info, processes, sessions, tools};
-use crate::{refusal::Refusal, run::ExecCtx};
+use crate::{
+    gate::{LetsGo, Listed},
+    refusal::Refusal,
+    run::ExecCtx,
+};
 
 type Sleep = Pin<Box<dyn Future<Output = Refusal> + Send>>;
 
@@ -73,7 +78,15 @@ impl Agent {
         let work = Box::pin(work(Arc::clone(&self.parts), ctx));
         tokio::select! {
             refusal = &mut sleep => Err(refusal.into()),
-            stream = work => Ok(Response::new(Box::pin(UntilSleep { stream: Some(stream?), sleep }))),
+            stream = work => {
+                let held = Arc::new(Held(Mutex::new(Some(stream?))));
+                let listed = self.parts.control.gate.list(held.clone());
+                // A sleep that began just before has not found it in the list, and a client may never ask for more.
+                if let Some(refusal) = (&mut sleep).now_or_never() {
+                    return Err(refusal.into());
+                }
+                Ok(Response::new(Box::pin(UntilSleep { held, sleep, over: false, _listed: listed })))
+            }
         }
     }
 }
@@ -338,24 +351,48 @@ impl AgentService for Agent {
 }
 
 /// A stream that ends with `SANDBOX_HIBERNATING` when the sandbox goes to sleep.
-struct UntilSleep<S> {
-    stream: Option<S>,
+struct UntilSleep<S: Send> {
+    held: Arc<Held<S>>,
     sleep: Sleep,
+    over: bool,
+    _listed: Listed,
 }
 
-impl<T, S: Stream<Item = Result<T, Status>> + Unpin> Stream for UntilSleep<S> {
+/// The stream proper, until the sandbox goes to sleep.
+struct Held<S>(Mutex<Option<S>>);
+
+impl<S> fmt::Debug for Held<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Held").finish_non_exhaustive()
+    }
+}
+
+impl<S: Send> LetsGo for Held<S> {
+    fn let_go(&self) {
+        let stream = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // Its guard acts now, behind the lock: sleep does not wait for a reader.
+        drop(stream);
+    }
+}
+
+impl<T, S: Stream<Item = Result<T, Status>> + Send + Unpin> Stream for UntilSleep<S> {
     type Item = Result<T, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = &mut *self;
-        let Some(stream) = &mut this.stream else {
+        if this.over {
             return Poll::Ready(None);
-        };
+        }
         if let Poll::Ready(refusal) = this.sleep.as_mut().poll(cx) {
-            // Its guard acts now: sleep does not wait for a reader.
-            this.stream = None;
+            this.over = true;
+            this.held.let_go();
             return Poll::Ready(Some(Err(refusal.into())));
         }
-        Pin::new(stream).poll_next(cx)
+        let mut stream = this.held.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *stream {
+            Some(stream) => Pin::new(stream).poll_next(cx),
+            // It is let go for a sleep alone, of which this is told next.
+            None => Poll::Pending,
+        }
     }
 }

@@ -161,7 +161,9 @@ impl Actor {
                 }
             }
             Rest::Hibernate => {
-                self.gate.end_streams();
+                for stream in self.gate.end_streams() {
+                    stream.let_go();
+                }
                 self.gate.idle().await;
             }
             Rest::Checkpoint => {}

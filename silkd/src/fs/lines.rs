@@ -94,3 +94,60 @@ impl io::Read for Blocks<'_> {
         Ok(read)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use grep_regex::RegexMatcher;
+    use grep_searcher::{Sink, SinkMatch};
+
+    use super::*;
+
+    /// Cancels at the first match, and notes how far the file was read by then.
+    struct Leaves<'a> {
+        cancel: &'a Cancel,
+        pace: &'a Pace,
+        read: Option<u64>,
+    }
+
+    impl Sink for Leaves<'_> {
+        type Error = io::Error;
+
+        fn matched(&mut self, _searcher: &Searcher, _found: &SinkMatch<'_>) -> Result<bool, io::Error> {
+            self.cancel.set();
+            self.read.get_or_insert(self.pace.read.get());
+            Ok(true)
+        }
+    }
+
+    #[test]
+    fn a_cancel_is_noticed_within_a_block() {
+        use std::io::Write as _;
+        let mut file = tempfile::tempfile().unwrap();
+        let block = "a line of straw, and then a needle\n".repeat(8_000);
+        for _ in 0..8 {
+            file.write_all(block.as_bytes()).unwrap();
+        }
+        let size = 8 * u64::try_from(block.len()).unwrap();
+        let file = OwnedFd::from(file);
+        let search = |mut searcher: Searcher, cancels: bool| {
+            let (cancel, pace) = (Cancel::default(), Pace::default());
+            let unheard = Cancel::default();
+            let mut sink = Leaves {
+                cancel: if cancels { &cancel } else { &unheard },
+                pace: &pace,
+                read: None,
+            };
+            let blocks = Blocks::new(&file, 0, &cancel, &pace);
+            let searched = searcher.search_reader(RegexMatcher::new("needle").unwrap(), blocks, &mut sink);
+            let at = sink.read.unwrap();
+            (searched.is_ok(), at, pace.read.get(), pace.broken.get())
+        };
+        for how in [|| searcher(0), || searcher(3), || liner(false), || liner(true)] {
+            let (whole, at, read, broken) = search(how(), false);
+            assert_eq!((whole, read, broken), (true, size, false));
+            assert!(at < size, "it was seen before all was read: {at}");
+            // Not one block more than there were when it came.
+            assert_eq!(search(how(), true), (false, at, at, true));
+        }
+    }
+}

@@ -208,13 +208,48 @@ fn escapes(outside: &Path) -> Vec<(&'static str, Made)> {
     ]
 }
 
+/// The same with a link that is not at the top.
+fn escapes_below(outside: &Path) -> Vec<(&'static str, Made)> {
+    let outside = outside.as_os_str().as_bytes();
+    // Inside a directory that an earlier entry made.
+    let below = |target: &[u8]| {
+        let dir = Made::default().add(EntryType::Directory, b"d/", b"", b"");
+        dir.add(EntryType::Symlink, b"d/a", target, b"")
+    };
+    vec![
+        (
+            "link below then file",
+            below(b"../../outside").file(b"d/a/f", b"x"),
+        ),
+        (
+            "absolute link below then file",
+            below(outside).file(b"d/a/f", b"x"),
+        ),
+        (
+            "link below then directory and file",
+            below(b"../../outside").file(b"d/a/made/f", b"x"),
+        ),
+        (
+            "link below then hard link",
+            below(b"../../outside").add(EntryType::Link, b"d/b", b"d/a/f", b""),
+        ),
+        (
+            "link in a directory that nobody named then file",
+            Made::default()
+                .add(EntryType::Symlink, b"d/e/a", b"../../../outside", b"")
+                .file(b"d/e/a/f", b"x"),
+        ),
+    ]
+}
+
 #[tokio::test]
 async fn tar_escapes_refused() {
     let mut kit = Kit::new().await;
     std::fs::create_dir(kit.path("outside")).unwrap();
     std::fs::write(kit.path("outside/f"), "kept").unwrap();
     std::fs::create_dir(kit.path("dest")).unwrap();
-    for (what, archive) in escapes(&kit.path("outside")) {
+    let outside = kit.path("outside");
+    for (what, archive) in escapes(&outside).into_iter().chain(escapes_below(&outside)) {
         let archive = Made::default()
             .file(b"first", b"1")
             .0
@@ -324,6 +359,24 @@ async fn replace_is_one_swap() {
     assert_eq!(std::fs::metadata(&dest).unwrap().mode() & 0o7777, 0o751);
 }
 
+/// Longest extension header that is read.
+const EXTENSION: usize = 1024 * 1024;
+
+/// Extension headers of this length that say little: a comment, or a name and zeros behind it.
+fn extensions(length: usize) -> [(EntryType, Vec<u8>); 4] {
+    let mut record = format!("{length} comment=").into_bytes();
+    record.resize(length - 1, b'x');
+    record.push(b'\n');
+    let mut name = b"a".to_vec();
+    name.resize(length, 0);
+    [
+        (EntryType::XHeader, record.clone()),
+        (EntryType::XGlobalHeader, record),
+        (EntryType::GNULongName, name.clone()),
+        (EntryType::GNULongLink, name),
+    ]
+}
+
 #[tokio::test]
 async fn huge_tar_header_refused() {
     let mut kit = Kit::new().await;
@@ -351,7 +404,23 @@ async fn huge_tar_header_refused() {
         let outcome = kit.push(to(&dest, PushMode::Merge), &archive).await;
         assert_eq!(why(outcome), "ARCHIVE_REFUSED", "{kind:?}");
     }
-    // Short of the bound the records are passed over, a thousand times.
+    // One byte above the bound, and nothing else is wrong with it: but for the bound each of these would be read. At
+    // the bound they are.
+    for (kind, extension) in extensions(EXTENSION) {
+        let archive = Made::default().add(kind, b"long", b"", &extension);
+        let outcome = kit
+            .push(to(&dest, PushMode::Merge), &archive.file(b"a", b"x").end())
+            .await;
+        assert!(outcome.is_ok(), "{kind:?}: {outcome:?}");
+    }
+    for (kind, extension) in extensions(EXTENSION + 1) {
+        let archive = Made::default().add(kind, b"long", b"", &extension);
+        let outcome = kit
+            .push(to(&dest, PushMode::Merge), &archive.file(b"a", b"x").end())
+            .await;
+        assert_eq!(why(outcome), "ARCHIVE_REFUSED", "{kind:?}");
+    }
+    // Short of the bound the records are passed over, however many.
     let mut made = Made::default();
     for _ in 0..40 {
         let mut record = b"1000000 comment=".to_vec();

@@ -11,13 +11,13 @@ use std::{
 
 use rustix::fs::{IFlags, OFlags, ioctl_getflags, ioctl_setflags};
 use sandbox_protocol::v1::{
-    AgentFindRequest, AgentReplaceRequest, FindDone, FindLine, ReplaceDone, ReplaceFile,
-    control_quiesce_request::Mode as Rest, find_out, replace_out,
+    AgentFindRequest, AgentReplaceRequest, ControlResumeRequest, FindDone, FindLine, ReplaceDone,
+    ReplaceFile, control_quiesce_request::Mode as Rest, find_out, replace_out,
 };
 use tonic::Status;
 
 use crate::{
-    common::within,
+    common::{reason, within},
     kit::{Kit, bytes, names, user, why},
 };
 
@@ -64,6 +64,26 @@ impl Kit {
             }
         }
         Ok((files, done.unwrap()))
+    }
+
+    /// Bytes that silkd has read, from files and from its host.
+    fn bytes_read(&self) -> u64 {
+        let io = std::fs::read_to_string(format!("/proc/{}/io", self.guest.child.id())).unwrap();
+        let line = io.lines().find_map(|line| line.strip_prefix("rchar: "));
+        line.unwrap().parse().unwrap()
+    }
+
+    /// Waits until every call has ended, steps included: only then a template can be made. Ends none of them itself.
+    async fn until_nobody_is_at_it(&mut self) {
+        within(async {
+            while let Err(busy) = self.host.quiesce(Rest::Template).await {
+                assert_eq!(reason(&busy), "QUIESCE_BUSY");
+            }
+        })
+        .await;
+        within(self.host.control.resume(ControlResumeRequest {}))
+            .await
+            .unwrap();
     }
 
     fn put(&self, name: &str, content: impl AsRef<[u8]>) {
@@ -242,6 +262,9 @@ async fn find_in_4_gib_file() {
     assert!(grown < 4096, "{grown} KiB more for {size} bytes");
 }
 
+/// Matches no row of `a`, and takes long to say so.
+const COSTLY: &str = "(a?){40}(a{1,30}){1,30}[b-y]";
+
 #[tokio::test]
 async fn cancel_stops_the_walk() {
     let mut kit = Kit::new().await;
@@ -255,8 +278,26 @@ async fn cancel_stops_the_walk() {
     let stream = within(kit.host.agent.find(request)).await.unwrap();
     // Somebody is at it, and nobody waits any more.
     drop(stream);
-    // This waits for every call to have ended, steps included.
-    within(kit.host.quiesce(Rest::Hibernate)).await.unwrap();
+    kit.until_nobody_is_at_it().await;
+
+    // One file alone, huge, in which every line costs much: what is read of it is counted. To its end it is seconds.
+    kit.put("huge", ["a".repeat(63), "\n".into()].concat().repeat(1 << 20));
+    let size = std::fs::metadata(kit.path("huge")).unwrap().len();
+    let before = kit.bytes_read();
+    let request = find(&kit.path("huge"), COSTLY);
+    let mut agent = kit.host.agent.clone();
+    let call = tokio::spawn(async move { agent.find(request).await });
+    within(async {
+        while kit.bytes_read() < before + 256 * 1024 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    call.abort();
+    assert!(call.await.unwrap_err().is_cancelled(), "it was not at its end");
+    kit.until_nobody_is_at_it().await;
+    let read = kit.bytes_read() - before;
+    assert!(read < size / 2, "{read} of {size} bytes were read");
 }
 
 #[tokio::test]
