@@ -6,11 +6,8 @@ use sandbox_sdk::How;
 
 use crate::node::{Node, sh};
 
-#[tokio::test]
-async fn boot_mounts_all_and_a_pty_opens() {
-    let node = Node::warm(1).await;
-    let sandbox = node.claim().await;
-    let text = sh(&sandbox, "cat /proc/mounts").await;
+/// Looks for each in what `/proc/mounts` says.
+fn has_all_mounts(text: &str) {
     let mut mounts: BTreeMap<&str, (&str, Vec<&str>)> = BTreeMap::new();
     for line in text.lines() {
         let [_, at, kind, options, ..] = line.split(' ').collect::<Vec<_>>()[..] else {
@@ -41,6 +38,14 @@ async fn boot_mounts_all_and_a_pty_opens() {
             assert!(has.contains(option), "{at} without {option}: {has:?}");
         }
     }
+}
+
+#[tokio::test]
+async fn boot_mounts_all_and_a_pty_opens() {
+    let node = Node::warm(1).await;
+    let sandbox = node.claim().await;
+    let text = sh(&sandbox, "cat /proc/mounts").await;
+    has_all_mounts(&text);
     // Each is of use, to whom it is for.
     let modes = sh(&sandbox, "stat -c %a /tmp /dev/shm /run /run/silkd /run/sandbox").await;
     assert_eq!(modes, "1777\n1777\n755\n700\n755\n");
