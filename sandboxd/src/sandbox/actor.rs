@@ -7,7 +7,7 @@ use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures_util::FutureExt as _;
 
-use sandbox_protocol::id::{RequestId, SandboxId};
+use sandbox_protocol::id::SandboxId;
 use tokio::{sync::oneshot, time::timeout};
 use tracing::Instrument as _;
 
@@ -18,24 +18,25 @@ use super::{
     registry::Sandboxes,
     relinks::Relinks,
     row::Adoptable,
+    steps::{DYING, StepError, open_link, renewal, within},
 };
 use crate::{
     admission::{Full, Reservation},
-    agent::{self, AgentError, RenewMode, RenewSpec},
-    engine::{
-        Capture, CaptureError, EngineError, ExitReport, Identity, Machine, Place, Port, PortName, Purpose,
-    },
+    agent::{self, RenewMode},
+    engine::{Capture, CaptureError, EngineError, Identity, Machine, Place, Port, PortName, Purpose, Tap},
     faults,
     image::Image,
     journal::{AppendError, SandboxRow, Transition},
-    link::{self, Link, Opened},
+    link::Link,
+    names::SlotNumber,
+    net::{self, Draining, NetError, Taken},
     random,
     telemetry::{
         chain,
         metrics::{Outcome, RefillStep},
         span,
     },
-    words::{Name, PoolKey, Size, Tier},
+    words::{Lane, Name, PoolKey, Size, Tier},
 };
 
 /// What a sandbox is made from.
@@ -68,6 +69,9 @@ pub enum MakeError {
     /// There is no room on this node.
     #[error("the node has no room: {0}")]
     Capacity(Full),
+    /// Its lane cannot be had, or has no slot for it now.
+    #[error("{0}")]
+    Net(NetError),
     /// The intent cannot be recorded.
     #[error("the making cannot be recorded")]
     Journal(#[source] AppendError),
@@ -105,41 +109,10 @@ impl MakeError {
     fn why(&self) -> Why {
         match self {
             Self::Failed(why) | Self::Exhausted(why) => why.clone(),
-            Self::Capacity(_) | Self::Journal(_) | Self::Capture(_) => {
+            Self::Capacity(_) | Self::Net(_) | Self::Journal(_) | Self::Capture(_) => {
                 Why::with(WhyKind::MakeFailed, chain(self))
             }
         }
-    }
-}
-
-/// A step of a making failed.
-#[derive(Debug, thiserror::Error)]
-enum StepError {
-    #[error("{step}: no answer within {limit:?}")]
-    Late { step: &'static str, limit: Duration },
-    #[error("start")]
-    Engine(#[source] EngineError),
-    #[error("the machine ended: {0}")]
-    Exited(ExitReport),
-    #[error("link")]
-    Link(#[source] link::LinkError),
-    #[error("agent")]
-    Agent(#[source] AgentError),
-    #[error("its agent is in state {0:?}")]
-    NotReady(agent::State),
-    #[error("the agent says it belongs to another sandbox")]
-    Foreign,
-}
-
-async fn within<T, E>(
-    step: &'static str,
-    limit: Duration,
-    kind: impl FnOnce(E) -> StepError,
-    work: impl Future<Output = Result<T, E>>,
-) -> Result<T, StepError> {
-    match timeout(limit, work).await {
-        Ok(result) => result.map_err(kind),
-        Err(_elapsed) => Err(StepError::Late { step, limit }),
     }
 }
 
@@ -157,6 +130,8 @@ impl Sandboxes {
             .admission
             .try_reserve(spec.size)
             .map_err(MakeError::Capacity)?;
+        let card = net::card(self.means().net.as_deref(), spec.key.lane);
+        let (taken, tap) = Box::pin(card).await.map_err(MakeError::Net)?.unzip();
         let id = SandboxId::from_random(random::bytes());
         let digest = match &spec.source {
             Source::Clone(capture) => capture.digest(),
@@ -167,6 +142,7 @@ impl Sandboxes {
         let intent = Transition::Making {
             slot: reservation.slot(),
             key: spec.key.clone(),
+            tap: taken.as_ref().map(Taken::slot),
             pool: spec.pool.clone(),
             tier: spec.tier,
             engine: self.means().engine.kind(),
@@ -193,9 +169,9 @@ impl Sandboxes {
             life: Life::Making,
         };
         let (answer, made) = oneshot::channel();
-        let actor = self.enter(birth, Some(reservation));
+        let actor = self.enter(birth, taken, Some(reservation));
         let sandbox = Arc::clone(&actor.sandbox);
-        self.own(&sandbox, actor.make(spec, meter, answer));
+        self.own(&sandbox, actor.make(spec, tap.map(Tap), meter, answer));
         // The owner always answers; were it to panic, its sandbox would be one that was never made.
         made.await
             .unwrap_or_else(|_panicked| Err(MakeError::Failed(Why::of(WhyKind::MakeFailed))))
@@ -204,7 +180,8 @@ impl Sandboxes {
     /// Puts a sandbox that an earlier daemon left in the registry, lease and all; nothing is done to it yet.
     pub fn admit(&self, row: Adoptable, reservation: Reservation) -> Admitted {
         let id = row.birth.id;
-        let actor = self.enter(row.birth, Some(reservation));
+        let taken = self.held(id, row.tap);
+        let actor = self.enter(row.birth, taken, Some(reservation));
         actor.sandbox.set_agent(row.agent);
         if let Life::Claimed(claim) = actor.sandbox.life() {
             actor.sandbox.arm(self, &claim);
@@ -228,7 +205,8 @@ impl Sandboxes {
         rebooted: bool,
     ) {
         let birth = super::row::birth(id, row, rebooted.then_some(&self.means().clock));
-        let actor = self.enter(birth, reservation);
+        let taken = self.held(id, row.holds_tap());
+        let actor = self.enter(birth, taken, reservation);
         let sandbox = Arc::clone(&actor.sandbox);
         if let Some(event) = event {
             // A row that is ending or gone already needs no second reason.
@@ -244,9 +222,18 @@ impl Sandboxes {
         }
     }
 
-    fn enter(&self, birth: Birth, reservation: Option<Reservation>) -> Actor {
+    /// The slot that a sandbox of an earlier daemon has on lane guarded. Without it the sandbox lives on and reaches nothing.
+    fn held(&self, id: SandboxId, slot: Option<SlotNumber>) -> Option<Taken> {
+        let slot = slot?;
+        let lane = self.means().net.as_deref().ok_or(NetError::Off);
+        let held = lane.and_then(|lane| lane.adopt(slot));
+        held.inspect_err(|error| tracing::error!(sandbox = %id, %error, "its network slot cannot be taken up: it reaches nothing"))
+            .ok()
+    }
+
+    fn enter(&self, birth: Birth, taken: Option<Taken>, reservation: Option<Reservation>) -> Actor {
         let door = self.means().egress.door(birth.id);
-        let sandbox = Arc::new(Sandbox::new(birth, reservation, door));
+        let sandbox = Arc::new(Sandbox::new(birth, taken, reservation, door));
         self.insert(Arc::clone(&sandbox));
         Actor {
             sandbox,
@@ -274,9 +261,6 @@ impl Sandboxes {
     }
 }
 
-/// A machine that dies closes its ports a moment before its process is seen to have ended: for so long a broken port waits
-/// for the better reason.
-const DYING: Duration = Duration::from_secs(1);
 /// How often a guest's wall clock is looked after.
 const CLOCK_EVERY: Duration = Duration::from_secs(600);
 
@@ -369,6 +353,7 @@ impl Actor {
     async fn make(
         mut self,
         spec: MakeSpec,
+        tap: Option<Tap>,
         mut meter: Meter,
         answer: oneshot::Sender<Result<Warm, MakeError>>,
     ) {
@@ -378,7 +363,7 @@ impl Actor {
             biased;
             () = sandbox.wake.notified() => Err(None),
             () = owners.stopping() => Err(Some(MakeError::Failed(Why::of(WhyKind::Stopped)))),
-            made = Box::pin(self.bring_up(&spec, &mut meter)) => made.map_err(|error| Some(MakeError::of(&error))),
+            made = Box::pin(self.bring_up(&spec, tap, &mut meter)) => made.map_err(|error| Some(MakeError::of(&error))),
         };
         let made = made.and_then(|record| {
             let made = self.sandbox.apply(&self.sandboxes, Event::Made(Box::new(record)));
@@ -417,7 +402,12 @@ impl Actor {
     }
 
     /// Machine, link, identity: the chain of a making.
-    async fn bring_up(&mut self, spec: &MakeSpec, meter: &mut Meter) -> Result<Transition, StepError> {
+    async fn bring_up(
+        &mut self,
+        spec: &MakeSpec,
+        tap: Option<Tap>,
+        meter: &mut Meter,
+    ) -> Result<Transition, StepError> {
         let means = self.sandboxes.means();
         let limits = means.deadlines;
         let place = Place {
@@ -425,9 +415,12 @@ impl Actor {
             size: spec.size,
             lane: spec.key.lane,
         };
+        // They deny before its first instruction.
+        Box::pin(self.bind_doors()).await?;
+        faults::passage("sandbox.doors_bound");
         let (machine, hello_limit, mode) = match &spec.source {
             Source::Clone(capture) => {
-                let clone = means.engine.clone_of(capture, place);
+                let clone = means.engine.clone_of(capture, place, tap);
                 (
                     within("clone", limits.clone, StepError::Engine, clone).await?,
                     limits.hello,
@@ -435,7 +428,7 @@ impl Actor {
                 )
             }
             Source::Boot(image) => {
-                let boot = means.engine.boot(image, place, Purpose::Sandbox);
+                let boot = means.engine.boot(image, place, tap, Purpose::Sandbox);
                 (
                     within("boot", limits.boot, StepError::Engine, boot).await?,
                     limits.boot,
@@ -490,7 +483,8 @@ impl Actor {
             () = owners.stopping() => return,
             taken = Box::pin(self.take_up(identity, size)) => taken.map_err(|error| match &error {
                 StepError::Engine(EngineError::Gone { .. }) | StepError::Exited(_) => Why::with(WhyKind::LostOnRestart, chain(&error)),
-                StepError::Late { .. } | StepError::Engine(_) | StepError::Link(_) | StepError::Agent(_)
+                StepError::Late { .. } | StepError::Engine(_) | StepError::Net(_) | StepError::Serve(_)
+                | StepError::Link(_) | StepError::Agent(_)
                 | StepError::NotReady(_) | StepError::Foreign => {
                     Why::with(WhyKind::AgentLost, chain(&error))
                 }
@@ -524,6 +518,10 @@ impl Actor {
         let attach = means.engine.attach(place, identity);
         let machine = within("attach", limits.attach, StepError::Engine, attach).await?;
         let machine = Arc::clone(self.machine.insert(Arc::from(machine)));
+        // Without doors it reaches nothing, which is no reason to end somebody's work.
+        if let Err(error) = Box::pin(self.bind_doors()).await {
+            tracing::error!(sandbox = %self.sandbox.id, error = %chain(&error), "its doors cannot be opened again");
+        }
         let opened = Box::pin(open_link(machine.as_ref(), &self.sandboxes, limit)).await?;
         // Its doors deny, or serve the claim of its record, already; a guest that does not come to them is served without.
         let opening = Box::pin(self.open_doors(&machine));
@@ -557,8 +555,32 @@ impl Actor {
         Ok(())
     }
 
-    /// Opens the guest's connection for its doors and has it kept. A guest in this process has none.
+    /// Has the doors listen on the sandbox's TAP, where it has one: they deny unless its claim has armed them already.
+    async fn bind_doors(&self) -> Result<(), StepError> {
+        let Some(taken) = self.sandbox.taken() else {
+            return Ok(());
+        };
+        let limit = self.sandboxes.means().deadlines.hello;
+        let doors = within("bind", limit, StepError::Net, taken.bind()).await?;
+        let served = self.sandbox.door().listen(doors.http, doors.socks5);
+        served.map_err(StepError::Serve)?;
+        self.sandbox.with_life(|life| match life {
+            Life::Claimed(_) => taken.arm().map_err(StepError::Net),
+            Life::Making
+            | Life::Warm
+            | Life::Ending { .. }
+            | Life::Failed { .. }
+            | Life::Quarantined { .. }
+            | Life::Gone { .. } => Ok(()),
+        })
+    }
+
+    /// Opens the guest's connection for its doors and has it kept. A guest in this process has none, and one of lane
+    /// guarded comes by its TAP.
     async fn open_doors(&self, machine: &Arc<dyn Machine>) -> Result<(), EngineError> {
+        if self.sandbox.key.lane == Lane::Guarded {
+            return Ok(());
+        }
         let Port::Stream(first) = machine.connect(PortName::Egress).await? else {
             return Ok(());
         };
@@ -637,6 +659,8 @@ impl Actor {
                     StepError::Exited(report) => Why::with(WhyKind::VmExited, report),
                     StepError::Late { .. }
                     | StepError::Engine(_)
+                    | StepError::Net(_)
+                    | StepError::Serve(_)
                     | StepError::Link(_)
                     | StepError::Agent(_)
                     | StepError::NotReady(_)
@@ -697,6 +721,8 @@ impl Actor {
         }
         self.sandbox.set_link(None);
         self.sandbox.door().stop().await;
+        let draining = self.sandbox.taken().map(Taken::release);
+        tell(draining.as_ref(), Draining::doors_shut);
         faults::passage("sandbox.before_kill");
         let (mut pause, mut stuck) = (Duration::from_millis(100), false);
         loop {
@@ -729,6 +755,7 @@ impl Actor {
         faults::passage("sandbox.gone");
         // Invariant 11. The VM is proved gone, and the record says so: a later one may name the slot. The other way
         // round a kill in between would leave two rows with one slot, and the end of the first would end the second.
+        tell(draining.as_ref(), Draining::vmm_gone);
         drop(self.sandbox.give_place_back());
         if let Some(why) = self.sandbox.with_life(|life| life.why().cloned()) {
             means.metrics.sandbox.ended(why.kind.metric());
@@ -741,54 +768,8 @@ impl Actor {
     }
 }
 
-/// A renewal of its own for each sandbox. The guest's host name is made of the id, which tells clones apart.
-pub(crate) fn renewal(mode: RenewMode, sandbox: SandboxId) -> RenewSpec {
-    let text = sandbox.to_string();
-    let hostname = text.get(..15).unwrap_or(&text).replace('_', "-");
-    let renew_id = RequestId::from_random(random::bytes()).to_string();
-    RenewSpec {
-        mode,
-        renew_id,
-        seed: random::bytes(),
-        sandbox,
-        hostname,
-    }
-}
-
-/// Connects to the agent and greets it, unless the machine ends first.
-async fn open_link(
-    machine: &dyn Machine,
-    sandboxes: &Sandboxes,
-    limit: Duration,
-) -> Result<Opened, StepError> {
-    let opening = async {
-        let opened = greet(machine, sandboxes, limit).await;
-        if opened.is_err() {
-            tokio::time::sleep(DYING).await;
-        }
-        opened
-    };
-    tokio::select! {
-        biased;
-        report = machine.exited() => Err(StepError::Exited(report)),
-        opened = opening => opened,
-    }
-}
-
-async fn greet(machine: &dyn Machine, sandboxes: &Sandboxes, limit: Duration) -> Result<Opened, StepError> {
-    let port = within(
-        "connect",
-        limit,
-        StepError::Engine,
-        machine.connect(PortName::Agent),
-    )
-    .await?;
-    let clock = sandboxes.means().clock.clone();
-    match port {
-        Port::Stream(stream) => {
-            let opening = Box::pin(link::open(stream, random::bytes(), clock));
-            within("hello", limit, StepError::Link, opening).await
-        }
-        Port::InProcess => Ok(agent::local_link(clock)),
+fn tell(draining: Option<&Draining>, news: impl FnOnce(&Draining) -> Result<(), NetError>) {
+    if let Some(Err(error)) = draining.map(news) {
+        tracing::error!(%error, "a network slot cannot be told what became of its sandbox");
     }
 }

@@ -7,6 +7,7 @@ mod keep;
 mod link;
 pub mod socks5;
 mod stream;
+mod tap;
 #[cfg(test)]
 mod tests;
 mod tunnel;
