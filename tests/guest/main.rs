@@ -17,6 +17,7 @@ mod deaths;
 mod debian;
 mod doors;
 mod golden;
+mod guarded;
 mod hostile;
 mod node;
 mod restart;
