@@ -85,6 +85,15 @@ async fn lane_guarded_guest_reaches_its_doors_and_nothing_else() {
     for closed in [22, 80, 8_080] {
         fails(&sandbox, &format!("nc -w 2 169.254.1.1 {closed} < /dev/null")).await;
     }
+    // Names: those that the policy allows, and no other.
+    let told = sh(&sandbox, "nslookup allowed.test").await;
+    assert!(
+        told.contains("Address: 127.0.0.2") || told.contains("Address 1: 127.0.0.2"),
+        "{told}"
+    );
+    let denied = fails(&sandbox, "nslookup other.test").await;
+    assert!(!denied.contains("127.0.0.2"), "{denied}");
+    assert!(!world.asked().iter().any(|name| name.starts_with("other")));
     // The daemon dies and comes back, and the guest's way is there again, with the same policy.
     node.kill9().await;
     node.start_again().await;

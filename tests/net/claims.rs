@@ -97,7 +97,7 @@ impl Node {
 }
 
 /// Doors that listen by TCP.
-const DOORS: usize = 2;
+const DOORS: usize = 3;
 const OK: &str = "HTTP/1.1 200 OK";
 const NOT_ARMED: &str = "HTTP/1.1 403 not_armed";
 const NOT_ALLOWED: &str = "HTTP/1.1 403 host_not_allowed";

@@ -563,6 +563,7 @@ impl Actor {
         let limit = self.sandboxes.means().deadlines.hello;
         let doors = within("bind", limit, StepError::Net, taken.bind()).await?;
         let served = self.sandbox.door().listen(doors.http, doors.socks5);
+        let served = served.and_then(|()| self.sandbox.door().listen_dns(doors.dns, doors.dns_stream));
         served.map_err(StepError::Serve)?;
         self.sandbox.with_life(|life| match life {
             Life::Claimed(_) => taken.arm().map_err(StepError::Net),

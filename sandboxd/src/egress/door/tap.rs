@@ -81,7 +81,7 @@ async fn accept(door: &Door, kind: DoorKind, listener: &TcpListener) {
 /// A guest's connection. Its shutdown is over once the guest has acknowledged all of it: the socket does not linger, so that
 /// whatever closes it before resets it, and nothing of it is sent to the next guest of its TAP.
 #[derive(Debug)]
-struct Guest {
+pub(super) struct Guest {
     io: TcpStream,
     has_ended: bool,
     pause: Duration,
@@ -89,7 +89,7 @@ struct Guest {
 }
 
 impl Guest {
-    fn new(io: TcpStream) -> Self {
+    pub(super) fn new(io: TcpStream) -> Self {
         // It is a hint.
         drop(io.set_nodelay(true));
         Self {
