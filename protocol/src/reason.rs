@@ -89,6 +89,7 @@ reasons! {
     Busy = "BUSY", ResourceExhausted, 200, "a bounded queue is full: try again";
     Starting = "STARTING", Unavailable, 500, "the daemon is taking up its claims: try again";
     Draining = "DRAINING", Unavailable, 1_000, "the daemon is stopping: try again, or use another host";
+    LaneUnlocked = "LANE_UNLOCKED", Unavailable, 1_000, "the packet filter of the guests' network is not in force: try again, and see the daemon's log for who changed it";
     TemplateBuilding = "TEMPLATE_BUILDING", Unavailable, 2_000, "the template is being built: try again";
     JournalFull = "JOURNAL_FULL", Unavailable, 5_000, "make room in the state directory; changes are taken again then";
     JournalFailed = "JOURNAL_FAILED", Unavailable, 0, "a write to the journal failed: mend the disk and restart the daemon; endings still work";

@@ -249,6 +249,19 @@ pub fn attach_tap(tun: impl AsFd, name: &str) -> io::Result<()> {
     Ok(())
 }
 
+/// Bytes of a TCP connection, its end included, that the other side has not acknowledged.
+///
+/// # Errors
+/// The kernel's.
+pub fn unacknowledged(socket: impl AsFd) -> io::Result<u32> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the kernel writes one `int`, which lives through the call. rustix has no call for it.
+    if unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    u32::try_from(bytes).map_err(io::Error::other)
+}
+
 /// Binds a socket to one interface of its namespace: it hears what comes by it alone, and what it sends leaves by it.
 ///
 /// # Errors

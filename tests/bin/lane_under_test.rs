@@ -20,6 +20,7 @@ async fn main() {
     let lane = Lane::open(Options {
         namespace,
         slots,
+        held: Default::default(),
         clock: Clock::host(),
     })
     .await
@@ -28,7 +29,7 @@ async fn main() {
     println!("taking");
     loop {
         // What an earlier process left is free within one turn of the lane.
-        let Ok(mut taken) = lane.take().await else {
+        let Ok(taken) = lane.take().await else {
             tokio::task::yield_now().await;
             continue;
         };

@@ -10,7 +10,13 @@ const HOMES: &[(&str, &[&str])] = &[
     ("sled", &["sandboxd/src/journal/store.rs"]),
     ("prometheus_client", &["sandboxd/src/telemetry/"]),
     ("toml", &["sandboxd/src/config/"]),
-    ("hickory_resolver", &["sandboxd/src/egress/resolve.rs"]),
+    (
+        "hickory_resolver",
+        &[
+            "sandboxd/src/egress/resolve.rs",
+            "sandboxd/src/egress/door/dns.rs",
+        ],
+    ),
     ("idna", &["sandboxd/src/policy/authority.rs"]),
     ("clap", &["sandboxd/src/daemon/", "sdk/src/bin/sandboxctl/"]),
     (

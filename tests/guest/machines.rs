@@ -130,7 +130,9 @@ fn with_options(to: &Path, more: &str) -> Image {
 async fn unknown_option_powers_off() {
     let bench = Bench::open().await;
     let mistaken = with_options(&bench.dir("image"), "silkd.rooot=initramfs");
-    let booting = bench.engine.boot(&mistaken, bench.place(1), Purpose::Sandbox);
+    let booting = bench
+        .engine
+        .boot(&mistaken, bench.place(1), None, Purpose::Sandbox);
     let machine = within(HANG, booting).await.unwrap();
     let report = within(HANG, machine.exited()).await;
     // A machine that is off: not one that panicked, was reset, or stands still.
@@ -165,7 +167,7 @@ fn hosts(machine: &dyn Machine) -> BTreeSet<String> {
 #[tokio::test]
 async fn link_reopened_while_paused_works() {
     let bench = Bench::open().await;
-    let cloning = bench.engine.clone_of(&bench.golden, bench.place(1));
+    let cloning = bench.engine.clone_of(&bench.golden, bench.place(1), None);
     let machine = within(HANG, cloning).await.unwrap();
     let first = within(HANG, greet(port(&*machine).await)).await.unwrap();
     let generation = renew(&first.link, RenewMode::Clone).await;
@@ -203,7 +205,7 @@ async fn link_reopened_while_paused_works() {
 /// A template whose host never left: its link is open, with a call on it, from before the capture to the machine's end.
 async fn capture_while_connected(bench: &Bench) -> Capture {
     let image = Image::open(&image("busybox")).unwrap();
-    let booting = bench.engine.boot(&image, bench.place(0), Purpose::Template);
+    let booting = bench.engine.boot(&image, bench.place(0), None, Purpose::Template);
     let machine = within(HANG, booting).await.unwrap();
     let host = within(HANG, greet(port(&*machine).await)).await.unwrap();
     renew(&host.link, RenewMode::Boot).await;
@@ -234,7 +236,7 @@ async fn connected_clone(
     slot: u16,
     early: bool,
 ) -> (Box<dyn Machine>, UnixStream) {
-    let cloning = bench.engine.clone_of(capture, bench.place(slot));
+    let cloning = bench.engine.clone_of(capture, bench.place(slot), None);
     if !early {
         let machine = cloning.await.unwrap();
         let port = port(&*machine).await;

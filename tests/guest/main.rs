@@ -20,6 +20,7 @@ mod debian;
 mod doors;
 mod git;
 mod golden;
+mod guarded;
 mod hostile;
 mod links;
 mod lively;

@@ -243,6 +243,7 @@ pub(crate) async fn open(namespace: &Name, slots: u16) -> Lane {
     let options = Options {
         namespace: namespace.clone(),
         slots,
+        held: Default::default(),
         clock: Clock::host(),
     };
     Lane::open(options).await.unwrap()

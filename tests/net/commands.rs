@@ -40,6 +40,7 @@ async fn a_namespace_is_prepared_held_and_purged() {
     let options = net::Options {
         namespace: name.clone(),
         slots: 1,
+        held: Default::default(),
         clock: sandboxd::clock::Clock::host(),
     };
     let second = net::Lane::open(options).await.map(drop);

@@ -34,8 +34,8 @@ impl Drop for Stop {
 async fn lane_flush_or_tamper_is_healed() {
     let bench = Bench::new(2).await;
     let host = Space::new();
-    let (mut taken, mut wire) = bench.take().await;
-    let (mut other, mut others_wire) = bench.take().await;
+    let (taken, mut wire) = bench.take().await;
+    let (other, mut others_wire) = bench.take().await;
     let _doors = taken.bind().await.unwrap();
     let _others_doors = other.bind().await.unwrap();
     let whole = bench.ruleset();
@@ -112,7 +112,7 @@ async fn lane_flush_or_tamper_is_healed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lane_unhealable_fails_closed() {
     let bench = Bench::new(3).await;
-    let (mut taken, mut wire) = bench.take().await;
+    let (taken, mut wire) = bench.take().await;
     let _doors = taken.bind().await.unwrap();
     assert_eq!(wire.until_fence(), Vec::<Vec<u8>>::new());
     let whole = bench.ruleset();
@@ -137,7 +137,7 @@ async fn lane_unhealable_fails_closed() {
     assert!(bench.links().iter().all(|(_, _, up)| *up), "{:?}", bench.links());
     // The doors that were open work again, and slots are handed out.
     assert_eq!(wire.until_fence(), Vec::<Vec<u8>>::new());
-    let (mut next, mut its_wire) = bench.take().await;
+    let (next, mut its_wire) = bench.take().await;
     let _its_doors = next.bind().await.unwrap();
     assert_eq!(its_wire.until_fence(), Vec::<Vec<u8>>::new());
 }

@@ -42,7 +42,7 @@ async fn lane_tap_locked_from_birth() {
     assert_eq!(bench.links(), []);
     bench.lane().lay(1).await.unwrap();
     let service = service(&bench.space);
-    let (mut taken, mut wire) = bench.take().await;
+    let (taken, mut wire) = bench.take().await;
     let before: u64 = bench.drops("input").iter().sum();
     let mut probes = 0;
     for port in [1, 22, SERVICE, 65_535] {
@@ -104,7 +104,7 @@ fn scan(wire: &mut Wire) -> Vec<u16> {
 async fn inv_10_scan_from_inside() {
     let mut bench = Bench::new(1).await;
     let service = service(&bench.space);
-    let (mut taken, mut wire) = bench.take().await;
+    let (taken, mut wire) = bench.take().await;
     let _doors = taken.bind().await.unwrap();
     bench.stop().await;
     assert_eq!(scan(&mut wire), [DNS_PORT, SOCKS5_PORT, HTTP_PORT]);
@@ -115,7 +115,7 @@ async fn inv_10_scan_from_inside() {
 async fn lane_only_door_ports_answer() {
     let bench = Bench::new(1).await;
     let _service = service(&bench.space);
-    let (mut taken, mut wire) = bench.take().await;
+    let (taken, mut wire) = bench.take().await;
     let doors = taken.bind().await.unwrap();
     let open = scan(&mut wire);
     assert_eq!(open, [DNS_PORT, SOCKS5_PORT, HTTP_PORT]);
@@ -137,7 +137,7 @@ async fn lane_host_services_unreachable() {
     host.command("ip link set lo up");
     host.command("ip addr add 198.51.100.7/32 dev lo");
     let outside = service(&host);
-    let (mut taken, mut wire) = bench.take().await;
+    let (taken, mut wire) = bench.take().await;
     let _doors = taken.bind().await.unwrap();
     let probe = |wire: &mut Wire| {
         for to in [HOST_ADDRESS, [127, 0, 0, 1].into(), [198, 51, 100, 7].into()] {
@@ -178,8 +178,8 @@ fn routes(space: &Space, to: &str) {
 async fn lane_guest_to_guest_dropped() {
     const OTHER: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 9);
     let mut bench = Bench::new(2).await;
-    let (mut first, mut a) = bench.take().await;
-    let (mut second, mut b) = bench.take().await;
+    let (first, mut a) = bench.take().await;
+    let (second, mut b) = bench.take().await;
     let _b_doors = second.bind().await.unwrap();
     // A has no doors: what the kernel would answer by itself must not go to B.
     for flags in [SYN, ACK, SYN | ACK] {
@@ -238,7 +238,7 @@ async fn lane_guest_to_guest_dropped() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn lane_ipv6_and_arp_are_dead() {
     let bench = Bench::new(1).await;
-    let (mut taken, mut wire) = bench.take().await;
+    let (taken, mut wire) = bench.take().await;
     let _doors = taken.bind().await.unwrap();
     let neighbours = bench.space.command("ip neigh show");
     assert!(neighbours.contains("PERMANENT"), "{neighbours}");
@@ -292,7 +292,7 @@ async fn lane_ipv6_and_arp_are_dead() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn lane_spoof_vlan_fragments() {
     let bench = Bench::new(1).await;
-    let (mut taken, mut wire) = bench.take().await;
+    let (taken, mut wire) = bench.take().await;
     let doors = taken.bind().await.unwrap();
     let door = Segment::syn(4_000, HTTP_PORT);
     for from in [

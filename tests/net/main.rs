@@ -10,8 +10,10 @@
 #![expect(clippy::too_many_lines, reason = "a table of cases is read whole")]
 
 mod bench;
+mod claims;
 mod commands;
 mod frames;
+mod guest;
 mod heal;
 mod lane;
 mod slots;

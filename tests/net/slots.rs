@@ -73,7 +73,7 @@ async fn slot_never_deletes_a_link() {
     let links = bench.links();
     let (mut told, mut used) = (Vec::new(), BTreeSet::new());
     for _ in 0..1_000 {
-        let (mut taken, wire) = bench.take().await;
+        let (taken, wire) = bench.take().await;
         let doors = taken.bind().await.unwrap();
         taken.arm().unwrap();
         used.insert(taken.slot());
@@ -141,7 +141,7 @@ async fn slot_taps_deleted_by_hand() {
     // All four are whole again once they are handed out.
     let mut all = Vec::new();
     for _ in 0..4 {
-        let (mut taken, mut wire) = bench.take().await;
+        let (taken, mut wire) = bench.take().await;
         let doors = taken.bind().await.unwrap();
         assert_eq!(wire.until_fence(), Vec::<Vec<u8>>::new());
         all.push((taken, wire, doors));
@@ -186,7 +186,7 @@ async fn slot_reuse_leaks_no_bytes() {
     const SECRET: &[u8] = b"of the guest before";
     let bench = Bench::new(1).await;
     for round in 0..500_u16 {
-        let (mut taken, mut wire) = bench.take().await;
+        let (taken, mut wire) = bench.take().await;
         let doors = taken.bind().await.unwrap();
         let before = wire.until_fence();
         assert_eq!(before, Vec::<Vec<u8>>::new(), "round {round}");
@@ -212,7 +212,7 @@ async fn slot_reuse_leaks_no_bytes() {
 async fn slot_ports_are_used_again_at_once() {
     let bench = Bench::new(1).await;
     for _ in 0..20 {
-        let (mut taken, mut wire) = bench.take().await;
+        let (taken, mut wire) = bench.take().await;
         let doors = taken.bind().await.unwrap();
         // The guest before had the same port, and its connection ended the slow way: by both sides.
         let (stream, established) = connect(&mut wire, &doors.http, 10_000);

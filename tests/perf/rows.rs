@@ -246,6 +246,7 @@ fn records() -> impl Iterator<Item = (Option<SandboxId>, Transition)> {
         let transition = match n % 5 {
             0 => Transition::Making {
                 slot: sandboxd::names::SlotNumber(u16::try_from(n / 5 % 4096).unwrap_or(0)),
+                tap: None,
                 key: key.clone(),
                 pool: Some(key.template.clone()),
                 tier: Tier::Warm,

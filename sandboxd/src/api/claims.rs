@@ -184,7 +184,7 @@ fn refusal(error: ClaimError) -> Refusal {
         ClaimError::PoolNotFound(_) => plain(Reason::PoolNotFound),
         ClaimError::TemplateNotFound(_) => plain(Reason::TemplateNotFound),
         ClaimError::SizeNotFound(_) => plain(Reason::SizeNotFound),
-        ClaimError::LaneUnavailable(_) => plain(Reason::LaneUnavailable),
+        ClaimError::Net(error) => plain(error.reason()),
         ClaimError::LeaseOutOfRange { .. } => plain(Reason::LeaseOutOfRange),
         ClaimError::KeyReused => plain(Reason::KeyReused),
         ClaimError::Ended(why) => ended(&why),

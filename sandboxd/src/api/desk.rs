@@ -21,7 +21,7 @@ use crate::{
     engine::Engine,
     sandbox::Sandbox,
     telemetry::admin::{Phase, Readiness},
-    words::{MemBytes, Name, OPERATOR},
+    words::{Lane, MemBytes, Name, OPERATOR},
 };
 
 /// What a reload did.
@@ -101,6 +101,20 @@ impl Desk {
     #[must_use]
     pub fn new(inner: Inner) -> Self {
         Self(Arc::new(inner))
+    }
+
+    /// Refuses a lane that this host does not have.
+    ///
+    /// # Errors
+    /// `LANE_UNAVAILABLE`.
+    pub fn has(&self, lane: Lane) -> Result<(), Refusal> {
+        match (lane, &self.claims.sandboxes.means().net) {
+            (Lane::None, _) | (Lane::Guarded, Some(_)) => Ok(()),
+            (Lane::Guarded, None) => Err(Refusal::new(
+                Reason::LaneUnavailable,
+                "lane guarded is not available on this host: net.slots is 0",
+            )),
+        }
     }
 
     /// The clock.

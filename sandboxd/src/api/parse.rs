@@ -45,17 +45,6 @@ fn lane(field: &str, value: i32) -> Result<Lane, Refusal> {
     }
 }
 
-/// A lane that this host has. Guarded needs the doors, which this version does not have.
-fn available(lane: Lane) -> Result<Lane, Refusal> {
-    match lane {
-        Lane::None => Ok(lane),
-        Lane::Guarded => Err(Refusal::new(
-            Reason::LaneUnavailable,
-            "lane guarded is not available on this host",
-        )),
-    }
-}
-
 /// A key, with its defaults.
 pub(super) fn key(field: &str, key: &v1::PoolKey) -> Result<PoolKey, Refusal> {
     let size = if key.size.is_empty() {
@@ -65,7 +54,7 @@ pub(super) fn key(field: &str, key: &v1::PoolKey) -> Result<PoolKey, Refusal> {
     };
     Ok(PoolKey {
         template: name(&format!("{field}.template"), &key.template)?,
-        lane: available(lane(&format!("{field}.lane"), key.lane)?)?,
+        lane: lane(&format!("{field}.lane"), key.lane)?,
         size: name(&format!("{field}.size"), size)?,
     })
 }
@@ -75,7 +64,7 @@ pub(super) fn variant(template: &str, lane_value: i32, size: &str) -> Result<Poo
     let size = if size.is_empty() { DEFAULT_SIZE } else { size };
     Ok(PoolKey {
         template: name("name", template)?,
-        lane: available(lane("lane", lane_value)?)?,
+        lane: lane("lane", lane_value)?,
         size: name("size", size)?,
     })
 }

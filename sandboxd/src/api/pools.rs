@@ -123,6 +123,7 @@ async fn apply(desk: &Desk, ctx: &Ctx, request: v1::PoolsApplyRequest) -> Result
 
 /// Looks whether template and size are there and puts the pool in place, with no deletion between.
 fn put(desk: &Desk, spec: Spec) -> Result<(Arc<Pool>, Written), Refusal> {
+    desk.has(spec.key.lane)?;
     let _one = desk.changing.begin();
     let templates = &desk.claims.templates;
     if templates.size(&spec.key.size).is_none() {

@@ -119,6 +119,7 @@ fn build(
     desk.serving()?;
     ctx.operator()?;
     let key = parse::variant(&request.name, request.lane, &request.size)?;
+    desk.has(key.lane)?;
     let (name, spec) = (key.template.clone(), spec(desk, request, &key)?);
     let build = desk
         .claims

@@ -16,6 +16,7 @@ use crate::{
     engine::Capture,
     faults,
     journal::{AppendError, Written},
+    net::NetError,
     policy::Layer,
     pool::{LeaseBounds, Pool, Pools, WaitEnd},
     random,
@@ -27,7 +28,7 @@ use crate::{
         span,
     },
     template::{TemplateError, Templates},
-    words::{Lane, Name, PoolKey, Tier},
+    words::{Name, PoolKey, Tier},
 };
 
 /// From where a claim wants its sandbox.
@@ -104,9 +105,9 @@ pub enum ClaimError {
     /// No size of that name.
     #[error("there is no size {0}")]
     SizeNotFound(Name),
-    /// The lane is not to be had on this host.
-    #[error("lane {0} is not available on this host")]
-    LaneUnavailable(Lane),
+    /// The lane is off, or cannot serve now.
+    #[error("{0}")]
+    Net(NetError),
     /// Zero, or over the pool's maximum.
     #[error("a lease of {asked} s is not within 1 ..= {max} s")]
     LeaseOutOfRange {
@@ -252,6 +253,8 @@ impl Claims {
         times.done(ClaimStep::Key);
         // What was taken and cannot be recorded is lost; so nothing is taken then.
         self.pools.may_take(self.now()).map_err(ClaimError::Journal)?;
+        let usable = self.sandboxes.means().may_use(terms.key.lane);
+        usable.map_err(ClaimError::Net)?;
         let (sandbox, claim, token, written) = loop {
             let (warm, tier) = match terms.pool.as_ref().and_then(|pool| pool.take()) {
                 Some(warm) => (warm, Tier::Warm),
@@ -314,8 +317,9 @@ impl Claims {
                     .ok_or_else(|| ClaimError::PoolNotFound(name.clone()))?,
             ),
             Wanted::Key(key) => {
-                if key.lane != Lane::None {
-                    return Err(ClaimError::LaneUnavailable(key.lane));
+                // Whether it can serve now is looked at when something is to be taken.
+                if let Err(error @ NetError::Off) = self.sandboxes.means().may_use(key.lane) {
+                    return Err(ClaimError::Net(error));
                 }
                 if self.templates.size(&key.size).is_none() {
                     return Err(ClaimError::SizeNotFound(key.size.clone()));
@@ -522,6 +526,7 @@ impl Claims {
         let made = self.within_deadline(ask, making).await?;
         made.map(|warm| (warm, tier)).map_err(|error| match error {
             MakeError::Capacity(full) => ClaimError::Capacity(full),
+            MakeError::Net(error) => ClaimError::Net(error),
             MakeError::Journal(error) => ClaimError::Journal(error),
             MakeError::Capture(why) => {
                 if let Some(digest) = digest {

@@ -1,9 +1,12 @@
 //! Lane guarded, where the configuration has it.
 
+use std::sync::Arc;
+
 use super::print::{Refusal, StartReason};
 use crate::{
     clock::Clock,
     config::Config,
+    journal::{SandboxRow, State},
     net::{self, Lane, NetError},
     words::Name,
 };
@@ -12,7 +15,11 @@ use crate::{
 ///
 /// # Errors
 /// It is wanted and cannot be had: a daemon that leaves out what it was told to do would be a surprise.
-pub(super) async fn open(config: &Config, clock: &Clock) -> Result<Option<Lane>, Refusal> {
+pub(super) async fn open(
+    config: &Config,
+    clock: &Clock,
+    state: &State,
+) -> Result<Option<Arc<Lane>>, Refusal> {
     let net = &config.net;
     if net.slots == 0 {
         return Ok(None);
@@ -20,13 +27,18 @@ pub(super) async fn open(config: &Config, clock: &Clock) -> Result<Option<Lane>,
     let options = net::Options {
         namespace: net.namespace.clone(),
         slots: net.slots,
+        held: state
+            .sandboxes
+            .values()
+            .filter_map(SandboxRow::holds_tap)
+            .collect(),
         clock: clock.clone(),
     };
     let lane = Lane::open(options)
         .await
         .map_err(|error| refusal(&net.namespace, &error))?;
     tracing::info!(namespace = %net.namespace, slots = net.slots, "the network of lane guarded is in force");
-    Ok(Some(lane))
+    Ok(Some(Arc::new(lane)))
 }
 
 /// Why a lane cannot be had, as it is printed.
@@ -37,6 +49,7 @@ pub(super) fn refusal(namespace: &Name, error: &NetError) -> Refusal {
         NetError::Kernel { .. } | NetError::Foreign { .. } => StartReason::NetUnavailable,
         NetError::Io { .. }
         | NetError::NoSlot { .. }
+        | NetError::Off
         | NetError::Unlocked
         | NetError::OutOfPlace { .. }
         | NetError::Ended => StartReason::HostFault,

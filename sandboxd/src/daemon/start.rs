@@ -55,7 +55,7 @@ pub(super) struct Rooms {
     pub(super) journal: Journal,
     pub(super) engine: Arc<dyn Engine>,
     /// None: lane guarded is off.
-    pub(super) lane: Option<Lane>,
+    pub(super) lane: Option<Arc<Lane>>,
     pub(super) claims: Claims,
     pub(super) readiness: Readiness,
     pub(super) metrics: Arc<Metrics>,
@@ -83,10 +83,10 @@ pub(super) async fn start(
     let readiness = Readiness::new();
     let metrics = Arc::new(Metrics::new());
     let (journal, opened) = open_journal(&config, &clock)?;
-    let lane = lane::open(&config, &clock).await?;
+    let lane = lane::open(&config, &clock, &opened.state).await?;
     let engine = engines::build(&config).await?;
     metrics.node.build(engine.kind(), engine.accel());
-    let claims = domain(&config, &clock, &journal, &engine, &metrics)?;
+    let claims = domain(&config, &clock, (&journal, lane.as_ref()), &engine, &metrics)?;
     let (host, desk) = front(config, claims.clone(), &engine, &readiness, (file, logging));
 
     // Early calls get an answer: STARTING, until the claims are taken up.
@@ -217,7 +217,7 @@ pub(super) const fn open_reason(error: &OpenError) -> StartReason {
 fn domain(
     config: &Config,
     clock: &Clock,
-    journal: &Journal,
+    (journal, lane): (&Journal, Option<&Arc<Lane>>),
     engine: &Arc<dyn Engine>,
     metrics: &Arc<Metrics>,
 ) -> Result<Claims, Refusal> {
@@ -237,6 +237,7 @@ fn domain(
         clock: clock.clone(),
         engine: Arc::clone(engine),
         admission: admission.clone(),
+        net: lane.cloned(),
         images: image::Catalog::new(state_dir),
         dir: state_dir.join("templates"),
     };
@@ -257,6 +258,7 @@ fn domain(
         deadlines: Deadlines::default(),
         metrics: Arc::clone(metrics),
         egress,
+        net: lane.cloned(),
     });
     let in_flight = u32::from(config.node.clones_in_flight);
     let pools = Pools::new(

@@ -3,8 +3,9 @@
 use std::{
     collections::VecDeque,
     fmt,
+    net::IpAddr,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
 };
@@ -14,11 +15,15 @@ use sandbox_protocol::{
     id::{ClaimId, SandboxId},
     limits::DOOR_CONNECTIONS,
 };
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
-use super::{Decided, Egress};
-use crate::{policy::Sides, tasks::Group, words::Name};
+use super::{Decided, Egress, pins::Pins};
+use crate::{
+    policy::{Authority, Host, Sides},
+    tasks::Group,
+    words::Name,
+};
 
 /// Denials that a guest can list.
 const DENIALS: usize = 32;
@@ -30,6 +35,8 @@ pub enum DoorKind {
     Http,
     /// SOCKS5.
     Socks5,
+    /// DNS, on lane guarded.
+    Dns,
 }
 
 impl DoorKind {
@@ -39,6 +46,7 @@ impl DoorKind {
         match self {
             Self::Http => "http",
             Self::Socks5 => "socks5",
+            Self::Dns => "dns",
         }
     }
 }
@@ -68,9 +76,12 @@ struct Inner {
     armed: ArcSwapOption<Armed>,
     /// Told when the policy of the claim at hand is another.
     changed: watch::Sender<()>,
-    open: [AtomicUsize; 2],
+    /// By door: HTTP, SOCKS5, DNS.
+    open: [AtomicUsize; 3],
     is_linked: watch::Sender<bool>,
     denials: Mutex<VecDeque<Arc<Decided>>>,
+    /// Names that the DNS door told addresses of, in this claim.
+    pins: Mutex<Pins>,
     connections: Group,
 }
 
@@ -91,9 +102,10 @@ impl Door {
             sandbox,
             armed: ArcSwapOption::const_empty(),
             changed: watch::Sender::new(()),
-            open: [const { AtomicUsize::new(0) }; 2],
+            open: [const { AtomicUsize::new(0) }; 3],
             is_linked: watch::Sender::new(false),
             denials: Mutex::default(),
+            pins: Mutex::default(),
             connections: Group::new(),
         }))
     }
@@ -107,6 +119,7 @@ impl Door {
             sides,
             cut: CancellationToken::new(),
         };
+        self.pins().clear();
         self.0.armed.store(Some(Arc::new(armed)));
     }
 
@@ -133,6 +146,26 @@ impl Door {
         if let Some(armed) = self.0.armed.swap(None) {
             armed.cut.cancel();
         }
+        self.pins().clear();
+    }
+
+    fn pins(&self) -> MutexGuard<'_, Pins> {
+        // Every change of it is whole.
+        self.0.pins.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Remembers for a while that these addresses were told for a name.
+    pub(super) fn pin(&self, name: &str, addresses: &[IpAddr]) {
+        self.pins().put(name, addresses, Instant::now());
+    }
+
+    /// The target by name of one by address, if the guest was told that address.
+    pub(super) fn pinned(&self, target: &Authority) -> Option<Authority> {
+        let Host::Address(address) = target.host() else {
+            return None;
+        };
+        let name = self.pins().name(*address, Instant::now())?;
+        Authority::new(Host::Name(name), target.port()).ok()
     }
 
     /// What is in force; none: unarmed.
@@ -204,14 +237,19 @@ impl Door {
         denials.iter().cloned().collect()
     }
 
+    fn open(&self, kind: DoorKind) -> &AtomicUsize {
+        let [http, socks5, dns] = &self.0.open;
+        match kind {
+            DoorKind::Http => http,
+            DoorKind::Socks5 => socks5,
+            DoorKind::Dns => dns,
+        }
+    }
+
     /// A place for a connection; none: the door, or the node, has too many.
     #[must_use]
     pub fn seat(&self, kind: DoorKind) -> Option<Seat> {
-        let [http, socks5] = &self.0.open;
-        let open = match kind {
-            DoorKind::Http => http,
-            DoorKind::Socks5 => socks5,
-        };
+        let open = self.open(kind);
         let mine = open.fetch_add(1, Ordering::Relaxed);
         if mine < DOOR_CONNECTIONS && self.0.egress.enter(mine) {
             return Some(Seat {
@@ -233,11 +271,7 @@ pub struct Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        let [http, socks5] = &self.door.0.open;
-        match self.kind {
-            DoorKind::Http => http.fetch_sub(1, Ordering::Relaxed),
-            DoorKind::Socks5 => socks5.fetch_sub(1, Ordering::Relaxed),
-        };
+        self.door.open(self.kind).fetch_sub(1, Ordering::Relaxed);
         self.door.0.egress.leave();
     }
 }

@@ -98,7 +98,7 @@ impl Decisions {
             Outcome::Denied(reason) => Some(*reason),
         };
         self.metrics
-            .decided(decided.door == DoorKind::Socks5, reason, decided.would_deny);
+            .decided(decided.door.as_str(), reason, decided.would_deny);
         decided.at = self.clock.wall();
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         ring.last += 1;

@@ -19,6 +19,7 @@ mod dial;
 pub mod door;
 mod explain;
 mod interfaces;
+mod pins;
 mod resolve;
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,9 @@
 //! One connection of a guest to a door, and the one way in which anything it asks for is judged and reached.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use sandbox_protocol::door::DoorReason;
 use tokio::net::TcpStream;
@@ -8,10 +11,12 @@ use tokio::net::TcpStream;
 use super::{Armed, Decided, Denial, Door, DoorKind, Outcome, Seat, dial, interfaces};
 use crate::{
     clock::WallTime,
-    policy::{Authority, Host, Judged, Ruling, Seen, Side, Vetted, Who, decide},
+    policy::{Authority, Host, Judged, Ruling, Seen, Side, Vetted, Who, allowed_port, decide},
     telemetry::GuestText,
 };
 
+/// The port that stands for a name of which no port is allowed.
+const HTTPS: u16 = 443;
 /// Longest target, method and path in a record.
 const TEXT: usize = 256;
 
@@ -32,6 +37,8 @@ pub struct Reached {
     pub stream: TcpStream,
     /// To where.
     pub address: SocketAddr,
+    /// What it was judged as: by a name, where the guest dialled an address that it was told for that name.
+    pub target: Authority,
 }
 
 /// Who decided, for the record.
@@ -137,6 +144,8 @@ impl Visit {
     /// # Errors
     /// The denial, recorded. Cancel safe: nothing is open then.
     pub async fn reach(&self, target: &Authority, seen: Seen<'_>) -> Result<Reached, Denial> {
+        let pinned = self.pinned(target, seen);
+        let target = pinned.as_ref().unwrap_or(target);
         let decider = self.judge(target, seen)?;
         let dialled = async {
             let addresses = self.addresses(target).await?;
@@ -149,13 +158,61 @@ impl Visit {
         match dialled.await {
             Ok((stream, address)) => {
                 self.record(&target.to_string(), seen, Outcome::Allowed(address), decider);
-                Ok(Reached { stream, address })
+                Ok(Reached {
+                    stream,
+                    address,
+                    target: target.clone(),
+                })
             }
             Err(reason) => Err(self.denied(&target.to_string(), seen, reason, decider)),
         }
     }
 
-    async fn addresses(&self, target: &Authority) -> Result<Vec<std::net::IpAddr>, DoorReason> {
+    /// The name that an address stands for, unless the address itself is allowed.
+    fn pinned(&self, target: &Authority, seen: Seen<'_>) -> Option<Authority> {
+        let named = self.door.pinned(target)?;
+        let now = self.now()?;
+        decide(&now.sides, target, seen)
+            .denial()
+            .is_some()
+            .then_some(named)
+    }
+
+    /// Looks a name up for the guest itself: one of which the policy allows something, and only addresses that may be
+    /// dialled.
+    ///
+    /// # Errors
+    /// The denial, recorded. Cancel safe.
+    pub async fn look_up(&self, name: &str) -> Result<Vec<IpAddr>, Denial> {
+        let host = match Host::parse(name.trim_end_matches('.')) {
+            Ok(host @ Host::Name(_)) => host,
+            Ok(Host::Address(_)) => return Err(self.refuse(DoorReason::AddressLiteral, name)),
+            Err(error) => return Err(self.refuse(error.reason(), name)),
+        };
+        let port = self.now().and_then(|now| allowed_port(&now.sides, &host));
+        let target = Authority::new(host, port.unwrap_or(HTTPS));
+        let target = target.map_err(|error| self.refuse(error.reason(), name))?;
+        if port.is_none() {
+            self.judge(&target, Seen::Tunnel)?;
+            // What no layer allows on any port, each of them denies on this one.
+            return Err(self.refuse(DoorReason::HostNotAllowed, name));
+        }
+        let found = async {
+            let addresses = self.addresses(&target).await?;
+            self.vet(&target, &addresses)
+                .map_err(|judged| judged.refused.unwrap_or(DoorReason::SpecialAddress))?;
+            Ok(addresses)
+        };
+        let addresses = found
+            .await
+            .map_err(|reason| self.denied(&target.to_string(), Seen::Tunnel, reason, Decider::default()))?;
+        if let Host::Name(name) = target.host() {
+            self.door.pin(name, &addresses);
+        }
+        Ok(addresses)
+    }
+
+    async fn addresses(&self, target: &Authority) -> Result<Vec<IpAddr>, DoorReason> {
         match target.host() {
             Host::Address(address) => Ok(vec![*address]),
             Host::Name(name) => {
@@ -165,7 +222,7 @@ impl Visit {
         }
     }
 
-    fn vet(&self, target: &Authority, addresses: &[std::net::IpAddr]) -> Result<Vec<Vetted>, Judged> {
+    fn vet(&self, target: &Authority, addresses: &[IpAddr]) -> Result<Vec<Vetted>, Judged> {
         let vetting = self.door.egress().0.vetting.load();
         let who = Who {
             pool: self.armed.pool.as_ref().map_or("", |pool| pool.as_str()),

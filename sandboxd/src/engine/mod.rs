@@ -32,4 +32,4 @@ pub use capture::{Capture, CaptureError, CaptureManifest, ImageRef, Stale};
 pub use error::EngineError;
 pub use process::Pulse;
 pub use traits::{BoxFuture, Engine, Machine};
-pub use types::{Captured, ExitReport, Facts, Found, Identity, Place, Port, PortName, Purpose};
+pub use types::{Captured, ExitReport, Facts, Found, Identity, Place, Port, PortName, Purpose, Tap};

@@ -3,7 +3,8 @@
 use std::{fmt, future::Future, io, path::Path, pin::Pin};
 
 use super::{
-    Capture, Captured, EngineError, ExitReport, Facts, Found, Identity, Place, Port, PortName, Pulse, Purpose,
+    Capture, Captured, EngineError, ExitReport, Facts, Found, Identity, Place, Port, PortName, Pulse,
+    Purpose, Tap,
 };
 use crate::{
     image::Image,
@@ -28,7 +29,8 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
     /// What a capture must have in common with this host.
     fn facts(&self) -> Facts;
 
-    /// Starts a machine from an image; its guest runs when this returns, its agent is not up yet.
+    /// Starts a machine from an image; its guest runs when this returns, its agent is not up yet. It has a network card
+    /// just where it is given a TAP, which its lane must have.
     ///
     /// # Errors
     /// [`EngineError`]; no process and no directory is left.
@@ -36,6 +38,7 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
         &'a self,
         image: &'a Image,
         place: Place,
+        tap: Option<Tap>,
         purpose: Purpose,
     ) -> BoxFuture<'a, Result<Box<dyn Machine>, EngineError>>;
 
@@ -47,6 +50,7 @@ pub trait Engine: Send + Sync + fmt::Debug + 'static {
         &'a self,
         capture: &'a Capture,
         place: Place,
+        tap: Option<Tap>,
     ) -> BoxFuture<'a, Result<Box<dyn Machine>, EngineError>>;
 
     /// Takes over a machine of an earlier daemon in this slot, once its identity is proved.

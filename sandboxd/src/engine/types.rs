@@ -1,10 +1,11 @@
 //! Values that engines and machines speak in.
 
-use std::fmt;
+use std::{fmt, os::fd::OwnedFd};
 
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 
+use super::EngineError;
 use crate::{
     image::Digest,
     names::SlotNumber,
@@ -21,6 +22,21 @@ pub struct Place {
     pub size: Size,
     /// How it reaches out.
     pub lane: Lane,
+}
+
+/// The queue of the TAP that is the other end of a machine's network card. The machine has the only one.
+#[derive(Debug)]
+pub struct Tap(pub OwnedFd);
+
+impl Place {
+    /// Refuses a card where the lane has none, and a lane guarded without one.
+    pub(super) const fn fits(&self, tap: Option<&Tap>) -> Result<(), EngineError> {
+        match (self.lane, tap) {
+            (Lane::None, None) | (Lane::Guarded, Some(_)) => Ok(()),
+            (Lane::None, Some(_)) => Err(EngineError::Unsupported("a network card on lane none")),
+            (Lane::Guarded, None) => Err(EngineError::Unsupported("lane guarded without a TAP")),
+        }
+    }
 }
 
 /// What a cold boot is for.

@@ -76,6 +76,9 @@ pub struct SandboxRow {
     pub slot: SlotNumber,
     /// What it is made of.
     pub key: PoolKey,
+    /// The slot of its TAP, on lane guarded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tap: Option<SlotNumber>,
     /// The pool it was made for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<Name>,
@@ -107,6 +110,21 @@ pub struct SandboxRow {
     /// Fields of a newer version.
     #[serde(flatten)]
     pub unknown: Unknown,
+}
+
+impl SandboxRow {
+    /// The slot of its TAP, unless nothing of it is left on the host.
+    #[must_use]
+    pub fn holds_tap(&self) -> Option<SlotNumber> {
+        self.tap.filter(|_| match self.state {
+            RowState::Gone | RowState::Failed => false,
+            RowState::Making
+            | RowState::Warm
+            | RowState::Claimed
+            | RowState::Ending
+            | RowState::Quarantined => true,
+        })
+    }
 }
 
 /// All that the records say.
@@ -189,6 +207,7 @@ fn making(state: &mut State, id: SandboxId, record: &Record) {
     if let Transition::Making {
         slot,
         key,
+        tap,
         pool,
         tier,
         engine,
@@ -205,6 +224,7 @@ fn making(state: &mut State, id: SandboxId, record: &Record) {
             seq: record.seq,
             slot: *slot,
             key: key.clone(),
+            tap: *tap,
             pool: pool.clone(),
             tier: *tier,
             engine: *engine,

@@ -48,6 +48,9 @@ pub enum Transition {
         slot: SlotNumber,
         /// What it is made of.
         key: PoolKey,
+        /// The slot of its TAP, on lane guarded.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        tap: Option<SlotNumber>,
         /// The pool it is made for, if any.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pool: Option<Name>,

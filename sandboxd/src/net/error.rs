@@ -2,11 +2,16 @@
 
 use std::{io, path::PathBuf};
 
+use sandbox_protocol::reason::Reason;
+
 use crate::{names::SlotNumber, words::Name};
 
 /// A lane cannot be had, or cannot do something.
 #[derive(Debug, thiserror::Error)]
 pub enum NetError {
+    /// It was not asked for.
+    #[error("lane guarded is not available on this host: net.slots is 0")]
+    Off,
     /// We may not.
     #[error("{what} needs root: CAP_NET_ADMIN and CAP_SYS_ADMIN")]
     NotAllowed {
@@ -70,6 +75,23 @@ pub enum NetError {
 }
 
 impl NetError {
+    /// Its reason at the border.
+    #[must_use]
+    pub const fn reason(&self) -> Reason {
+        match self {
+            Self::NoSlot { .. } => Reason::Capacity,
+            Self::Unlocked => Reason::LaneUnlocked,
+            Self::Off
+            | Self::NotAllowed { .. }
+            | Self::Kernel { .. }
+            | Self::Io { .. }
+            | Self::Foreign { .. }
+            | Self::Held { .. }
+            | Self::OutOfPlace { .. }
+            | Self::Ended => Reason::LaneUnavailable,
+        }
+    }
+
     /// The kernel's word on something, told apart as far as it says why.
     pub(super) fn io(what: &'static str, place: Option<PathBuf>, source: io::Error) -> Self {
         match source.raw_os_error() {

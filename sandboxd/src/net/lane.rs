@@ -2,7 +2,7 @@
 //! binds what doors listen on. Who wants something of it asks by an order; what a slot does is noted beside it.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     fs::File,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread::JoinHandle,
@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use tokio::{
     io::{Interest, unix::AsyncFd},
     sync::{Notify, mpsc, oneshot, watch},
+    time::timeout,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -32,6 +33,8 @@ use crate::{clock::Clock, clock::Tick, names::SlotNumber, sys, tasks, telemetry:
 
 /// Orders that wait, at most; who gives one more waits for room. A refill gives two for a sandbox, one after the other.
 const ORDERS: usize = 64;
+/// How long a slot that drains is waited for: those that are well are free within milliseconds.
+const DRAINS: Duration = Duration::from_secs(1);
 /// Pause between two looks at the generation, for news that never came.
 const LOOK: Duration = Duration::from_secs(5);
 /// Pause between two tries to put the table back.
@@ -46,6 +49,8 @@ pub struct Options {
     pub namespace: Name,
     /// `net.slots`, at least 1.
     pub slots: u16,
+    /// Slots that sandboxes of an earlier daemon have: [`Lane::adopt`] gives them out again, and nothing else does.
+    pub held: BTreeSet<SlotNumber>,
     /// Time.
     pub clock: Clock,
 }
@@ -80,8 +85,12 @@ pub(super) enum Order {
 #[derive(Debug)]
 pub(super) struct Shared {
     slots: Mutex<Slots>,
+    /// Of an earlier daemon, and not adopted yet.
+    held: Mutex<BTreeSet<SlotNumber>>,
     /// A slot's state changed.
     changed: Notify,
+    /// One became free.
+    freed: Notify,
     clock: Clock,
     orders: mpsc::Sender<Order>,
     count: u16,
@@ -91,6 +100,12 @@ impl Shared {
     fn slots(&self) -> MutexGuard<'_, Slots> {
         // Nothing panics under it, and every change is whole.
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that a slot's doors have a policy: nothing that the thread has to know of.
+    pub(super) fn tell_armed(&self, slot: SlotNumber) -> Result<(), NetError> {
+        let told = self.slots().tell(slot, Event::Armed, self.clock.tick());
+        told.map_err(|_out_of_place| NetError::OutOfPlace { slot })
     }
 
     /// Notes what happened to a slot.
@@ -132,9 +147,15 @@ impl Lane {
     /// thread ends by itself.
     pub async fn open(options: Options) -> Result<Self, NetError> {
         let (orders, given) = mpsc::channel(ORDERS);
+        let mut slots = Slots::new(options.slots);
+        for slot in &options.held {
+            slots.hold(*slot);
+        }
         let shared = Arc::new(Shared {
-            slots: Mutex::new(Slots::new(options.slots)),
+            slots: Mutex::new(slots),
+            held: Mutex::new(options.held),
             changed: Notify::new(),
+            freed: Notify::new(),
             clock: options.clock,
             orders,
             count: options.slots,
@@ -173,15 +194,62 @@ impl Lane {
         self.shared.order(|reply| Order::Lay { count, reply }).await
     }
 
-    /// A free slot, with its TAP. Cancelled: it drains.
+    /// Whether the packet filter is in force, as far as is known.
+    #[must_use]
+    pub fn is_locked(&self) -> bool {
+        self.status.borrow().locked
+    }
+
+    /// The slot of a sandbox of an earlier daemon, whose VMM has its TAP; once.
+    ///
+    /// # Errors
+    /// It is not held, or beyond what the lane may have now.
+    pub fn adopt(&self, slot: SlotNumber) -> Result<Taken, NetError> {
+        if slot.0 >= self.shared.count {
+            return Err(NetError::NoSlot {
+                slots: self.shared.count,
+            });
+        }
+        let is_held = self
+            .shared
+            .held
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&slot);
+        if is_held {
+            Ok(Taken::adopted(Arc::clone(&self.shared), slot))
+        } else {
+            Err(NetError::OutOfPlace { slot })
+        }
+    }
+
+    /// A free slot; none if none is on its way to be free either.
+    async fn free(&self) -> Option<SlotNumber> {
+        loop {
+            // From before the look, so that none that becomes free behind it goes unseen.
+            let freed = self.shared.freed.notified();
+            let (slot, wait) = {
+                let mut slots = self.shared.slots();
+                (slots.take(), slots.any_draining())
+            };
+            if slot.is_some() || !wait {
+                return slot;
+            }
+            freed.await;
+        }
+    }
+
+    /// A free slot, with its TAP; where all are in use, one that is on its way back is waited for a little. Cancelled: it
+    /// drains.
     ///
     /// # Errors
     /// No slot is free, the packet filter is not in force, the kernel's.
     pub async fn take(&self) -> Result<Taken, NetError> {
-        if !self.status.borrow().locked {
+        if !self.is_locked() {
             return Err(NetError::Unlocked);
         }
-        let slot = self.shared.slots().take().ok_or(NetError::NoSlot {
+        let slot = timeout(DRAINS, self.free()).await.ok().flatten();
+        let slot = slot.ok_or(NetError::NoSlot {
             slots: self.shared.count,
         })?;
         let mut taken = Taken::new(Arc::clone(&self.shared), slot);
@@ -280,7 +348,14 @@ impl Desk {
         let watch = Watch::new(filter.replace()?);
         let now = shared.clock.tick();
         for link in links.list()? {
-            if let Some(slot) = tap_slot(&link.name) {
+            let held = |slot: &SlotNumber| {
+                shared
+                    .held
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .contains(slot)
+            };
+            if let Some(slot) = tap_slot(&link.name).filter(|slot| !held(slot)) {
                 shared.slots().found(slot, now);
             }
         }
@@ -418,6 +493,9 @@ impl Desk {
                 }
             };
             self.shared.slots().laid(slot, laid, now);
+            if laid == Laid::Done {
+                self.shared.freed.notify_waiters();
+            }
             // A link takes milliseconds, and there may be a thousand: news of the table do not wait for them.
             self.hear();
         }

@@ -20,7 +20,11 @@ mod ruleset;
 mod slot;
 mod taken;
 
-use std::{net::Ipv4Addr, path::PathBuf};
+use std::path::PathBuf;
+
+pub use sandbox_protocol::card::{
+    DNS_PORT, GUEST_ADDRESS, GUEST_MAC, HOST_ADDRESS, HOST_MAC, HTTP_PORT, SOCKS5_PORT,
+};
 
 use self::ruleset::Transport;
 pub use self::{
@@ -28,27 +32,12 @@ pub use self::{
     lane::{Lane, Options, Status},
     place::{Found, Prepared, TUN, inspect, pin, prepare, purge},
     slot::{SlotCounts, State},
-    taken::{Doors, Draining, Taken},
+    taken::{Doors, Draining, Taken, card},
 };
 use crate::names::SlotNumber;
 
 /// Beginning of our interfaces' names; the table matches by it.
 pub const PREFIX: &str = "sbx";
-/// The host on every TAP.
-pub const HOST_ADDRESS: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
-/// The guest on every TAP.
-pub const GUEST_ADDRESS: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 2);
-/// Hardware address of every TAP.
-pub const HOST_MAC: [u8; 6] = [0x02, 0x73, 0x62, 0x78, 0x00, 0x01];
-/// Hardware address of every guest.
-pub const GUEST_MAC: [u8; 6] = [0x02, 0x73, 0x62, 0x78, 0x00, 0x02];
-/// Port of the HTTP door.
-pub const HTTP_PORT: u16 = 3_128;
-/// Port of the SOCKS5 door.
-pub const SOCKS5_PORT: u16 = 1_080;
-/// Port of the DNS door.
-pub const DNS_PORT: u16 = 53;
-
 /// All that the table lets through.
 const DOOR_PORTS: [(Transport, u16); 4] = [
     (Transport::Tcp, HTTP_PORT),

@@ -34,6 +34,8 @@ const SETTINGS: &[(&str, &str)] = &[
     ("ipv4/conf/default/send_redirects", "0"),
     // The next guest of a slot may use its predecessor's ports at once.
     ("ipv4/tcp_max_tw_buckets", "0"),
+    // The DNS door's port, for a daemon that was left no capability for it.
+    ("ipv4/ip_unprivileged_port_start", "0"),
     // Nothing is put together from fragments, so no guest can fill the memory for it.
     ("ipv4/ipfrag_low_thresh", "0"),
     ("ipv4/ipfrag_high_thresh", "0"),

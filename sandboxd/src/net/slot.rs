@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! absent --laid--> free --taken--> taken --bound--> bound --armed--> armed
+//! absent --taken--> taken
 //! taken, bound, armed --released--> draining --laid--> free
 //! draining --10 s--> quarantined --laid--> free
 //! ```
@@ -118,6 +119,11 @@ impl Slots {
         });
     }
 
+    /// One that a sandbox of an earlier daemon has: not free, whatever the kernel says, until it is given back.
+    pub(super) fn hold(&mut self, slot: SlotNumber) {
+        self.put(slot, |_| Slot::Taken);
+    }
+
     /// The lowest numbers that must be laid so that `count` slots are.
     pub(super) fn missing(&self, count: usize) -> Vec<SlotNumber> {
         let laid = self.0.iter().filter(|slot| **slot != Slot::Absent).count();
@@ -128,11 +134,18 @@ impl Slots {
             .collect()
     }
 
-    /// A free slot, now the caller's.
+    /// A free slot, or else one that is yet to be laid; now the caller's.
     pub(super) fn take(&mut self) -> Option<SlotNumber> {
-        let (number, _) = self.numbered().find(|(_, slot)| *slot == Slot::Free)?;
+        let of = |state| self.numbered().find(|(_, slot)| *slot == state);
+        let (number, _) = of(Slot::Free).or_else(|| of(Slot::Absent))?;
         self.put(number, |_| Slot::Taken);
         Some(number)
+    }
+
+    /// Whether one is on its way to be free.
+    pub(super) fn any_draining(&self) -> bool {
+        let drains = |slot: &Slot| matches!(slot, Slot::Draining(drain) if !drain.quarantined);
+        self.0.iter().any(drains)
     }
 
     /// Tells a slot what happened.

@@ -5,7 +5,10 @@ use std::{
     io,
     net::{SocketAddrV4, TcpListener, UdpSocket},
     os::fd::OwnedFd,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -16,11 +19,11 @@ use rustix::{
 
 use super::{
     DNS_PORT, HOST_ADDRESS, HTTP_PORT, NetError, SOCKS5_PORT,
-    lane::{Order, Shared},
+    lane::{Lane, Order, Shared},
     slot::Event,
     tap_name,
 };
-use crate::{names::SlotNumber, sys};
+use crate::{names::SlotNumber, sys, words};
 
 /// Connections that wait to be accepted, at most: as many as a door takes in all.
 const BACKLOG: i32 = 256;
@@ -35,9 +38,9 @@ pub struct Taken {
     /// Its queue was given out: there may be a VMM.
     handed: bool,
     /// There may be doors.
-    bound: bool,
+    bound: AtomicBool,
     /// What is left of it is told by its [`Draining`].
-    released: bool,
+    released: AtomicBool,
 }
 
 impl Taken {
@@ -47,9 +50,16 @@ impl Taken {
             slot,
             tap: None,
             handed: false,
-            bound: false,
-            released: false,
+            bound: AtomicBool::new(false),
+            released: AtomicBool::new(false),
         }
+    }
+
+    /// One that a VMM of an earlier daemon may have.
+    pub(super) const fn adopted(shared: Arc<Shared>, slot: SlotNumber) -> Self {
+        let mut taken = Self::new(shared, slot);
+        taken.handed = true;
+        taken
     }
 
     pub(super) fn attached(&mut self, tap: File) {
@@ -77,12 +87,13 @@ impl Taken {
     /// Opens what the doors listen on: sockets that hear this TAP alone. They listen from here on.
     ///
     /// # Errors
-    /// The slot has doors already, the lane has ended, the kernel's. Cancelled: sockets that nobody gets are closed.
-    pub async fn bind(&mut self) -> Result<Doors, NetError> {
+    /// The slot has doors already or was given back, the lane has ended, the kernel's. Cancelled: sockets that nobody gets
+    /// are closed.
+    pub async fn bind(&self) -> Result<Doors, NetError> {
         let slot = self.slot;
         // Told first: what may be open must be shown to be shut.
         self.shared.tell(slot, Event::Bound)?;
-        self.bound = true;
+        self.bound.store(true, Ordering::Relaxed);
         self.shared.order(|reply| Order::Bind { slot, reply }).await
     }
 
@@ -91,14 +102,15 @@ impl Taken {
     /// # Errors
     /// The slot has no doors, or armed ones.
     pub fn arm(&self) -> Result<(), NetError> {
-        self.shared.tell(self.slot, Event::Armed)
+        self.shared.tell_armed(self.slot)
     }
 
     /// Gives the slot back. It is free once both things that the value asks for are told, and the kernel agrees.
     #[must_use = "the slot is free again only once doors and VMM are told to be gone"]
-    pub fn release(mut self) -> Draining {
-        drop(self.tap.take());
-        self.released = true;
+    pub fn release(&self) -> Draining {
+        if !self.released.swap(true, Ordering::Relaxed) {
+            tell(&self.shared, self.slot, Event::Released);
+        }
         Draining {
             shared: Arc::clone(&self.shared),
             slot: self.slot,
@@ -109,15 +121,38 @@ impl Taken {
 impl Drop for Taken {
     fn drop(&mut self) {
         drop(self.tap.take());
+        if *self.released.get_mut() {
+            return;
+        }
         let gone = [
             (Event::Released, true),
-            (Event::DoorsShut, !self.released && !self.bound),
-            (Event::VmmGone, !self.released && !self.handed),
+            (Event::DoorsShut, !*self.bound.get_mut()),
+            (Event::VmmGone, !self.handed),
         ];
         for (event, _) in gone.into_iter().filter(|(_, so)| *so) {
-            if let Err(error) = self.shared.tell(self.slot, event) {
-                tracing::error!(slot = %self.slot, %error, "a network slot was not in a state to be given back");
-            }
+            tell(&self.shared, self.slot, event);
+        }
+    }
+}
+
+fn tell(shared: &Shared, slot: SlotNumber, event: Event) {
+    if let Err(error) = shared.tell(slot, event) {
+        tracing::error!(%slot, %error, "a network slot was not in a state to be given back");
+    }
+}
+
+/// What a machine of this lane gets: none on lane none, else a slot and the queue of its TAP. Cancelled: it drains.
+///
+/// # Errors
+/// The lane is off, or [`Lane::take`]'s.
+pub async fn card(net: Option<&Lane>, lane: words::Lane) -> Result<Option<(Taken, OwnedFd)>, NetError> {
+    match lane {
+        words::Lane::None => Ok(None),
+        words::Lane::Guarded => {
+            let mut taken = net.ok_or(NetError::Off)?.take().await?;
+            let slot = taken.slot();
+            let queue = taken.take_tap().ok_or(NetError::OutOfPlace { slot })?;
+            Ok(Some((taken, queue.into())))
         }
     }
 }

@@ -1,14 +1,14 @@
 //! The decision: pool AND tenant AND claim, each by its first rule that matches; the first that denies, in this order,
 //! gives the reason. Doors and explain ask here and nowhere else.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use sandbox_protocol::door::DoorReason;
 
 use super::{
     authority::{Authority, Host},
     layer::{Layer, Mode},
-    rule::{Effect, Reached, Rule},
+    rule::{Effect, PORTS, Reached, Rule},
 };
 use crate::words::Name;
 
@@ -172,6 +172,49 @@ impl<'a> Decision<'a> {
             Ruling::Allowed(None) | Ruling::Denied { .. } => None,
         })
     }
+}
+
+/// A port on which something of this host is allowed; none: nothing of it is.
+#[must_use]
+pub fn allowed_port(sides: &Sides, host: &Host) -> Option<u16> {
+    let layers = [
+        match &sides.pool {
+            PoolSide::Layer(named) => Some(&*named.layer),
+            PoolSide::Missing => None,
+        },
+        match &sides.tenant {
+            TenantSide::Layer(named) => Some(&*named.layer),
+            TenantSide::Missing | TenantSide::All => None,
+        },
+        match &sides.claim {
+            ClaimSide::Layer(layer) => Some(&**layer),
+            ClaimSide::Missing | ClaimSide::Open => None,
+        },
+    ];
+    let is_allowed = |port: u16, seen: Seen<'_>| {
+        let target = Authority::new(host.clone(), port);
+        target.is_ok_and(|target| decide(sides, &target, seen).denial().is_none())
+    };
+    // Rules of which one narrows the ports and another the requests: each of what they name is tried.
+    let rules = || {
+        let all = layers.iter().flatten().flat_map(|layer| layer.rules());
+        all.filter(|rule| rule.allows_some_of(host))
+    };
+    let mut ports: BTreeSet<u16> = rules().flat_map(Rule::ports).copied().collect();
+    // A layer in report mode lets pass what no rule names.
+    ports.extend(PORTS);
+    let requests = || {
+        rules().map(|rule| {
+            let fields = rule.fields();
+            Seen::Request {
+                method: fields.methods.first().map_or("GET", String::as_str),
+                path: fields.paths.first().map_or("/", String::as_str),
+            }
+        })
+    };
+    ports
+        .into_iter()
+        .find(|port| is_allowed(*port, Seen::Tunnel) || requests().any(|seen| is_allowed(*port, seen)))
 }
 
 /// Decides.

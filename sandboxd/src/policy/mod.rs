@@ -19,7 +19,8 @@ mod vet_tests;
 pub use self::{
     authority::{Authority, Host, TargetError},
     decide::{
-        ClaimSide, Decision, Named, PoolSide, Ruling, Seen, Side, SideVerdict, Sides, TenantSide, decide,
+        ClaimSide, Decision, Named, PoolSide, Ruling, Seen, Side, SideVerdict, Sides, TenantSide,
+        allowed_port, decide,
     },
     layer::{Layer, LayerFault, Mode},
     rule::{Effect, HostPattern, Rule, RuleFault, RuleFields},

@@ -11,7 +11,7 @@ use super::{
 };
 
 /// Ports of a rule that names none.
-const PORTS: [u16; 2] = [80, 443];
+pub(super) const PORTS: [u16; 2] = [80, 443];
 /// Longest id and longest message of a rule.
 const ID: usize = 64;
 const MESSAGE: usize = 256;
@@ -225,6 +225,16 @@ impl Rule {
     #[must_use]
     pub fn message(&self) -> Option<&str> {
         Some(&*self.fields.message).filter(|text| !text.is_empty())
+    }
+
+    /// Whether it allows something of this host.
+    pub(super) fn allows_some_of(&self, host: &Host) -> bool {
+        self.fields.effect == Effect::Allow && self.hosts.iter().any(|pattern| pattern.matches(host))
+    }
+
+    /// Ports that it is about.
+    pub(super) const fn ports(&self) -> &BTreeSet<u16> {
+        &self.ports
     }
 
     pub(super) fn reached(&self, target: &Authority, seen: Seen<'_>) -> Reached {

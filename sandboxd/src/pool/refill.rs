@@ -211,6 +211,8 @@ async fn make_one(pools: Pools, piece: Piece, capture: Capture) {
                 pool.with_policy(Policy::has_room);
             }
         }
+        // Slots come back, and the packet filter too, without a vacancy that tells of it.
+        MakeError::Net(error) => fail(&pools, &pool, error.reason(), error.to_string()),
         MakeError::Journal(error) => fail(&pools, &pool, error.reason(), error.to_string()),
         // The next pass builds it anew; it counts as failed too, so that captures that never load are not built without
         // a pause.

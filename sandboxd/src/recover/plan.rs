@@ -119,6 +119,7 @@ mod tests {
         let making = Transition::Making {
             slot: SlotNumber(slot),
             key: key(),
+            tap: None,
             pool: pool.map(|name| name.parse().unwrap()),
             tier: Tier::Warm,
             engine: EngineKind::Qemu,

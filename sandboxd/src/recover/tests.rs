@@ -29,6 +29,7 @@ fn row(n: u8, slot: u16, state: RowState) -> SandboxRow {
         seq: n.into(),
         slot: SlotNumber(slot),
         key: key(),
+        tap: None,
         pool: None,
         tier: Tier::Warm,
         engine: EngineKind::Stub,

@@ -25,6 +25,7 @@ use crate::{
     journal::{AppendError, Written},
     link::Link,
     names::SlotNumber,
+    net::Taken,
     policy::Sides,
     words::{Name, PoolKey, Tier},
 };
@@ -72,6 +73,8 @@ pub struct Sandbox {
     conditions: Mutex<Vec<Condition>>,
     /// Its doors: armed while it is claimed, and only then.
     door: Door,
+    /// Its slot on lane guarded.
+    taken: Option<Taken>,
     /// Its part of the node's budget, until it is proved gone. None from the start only for a row of an earlier daemon
     /// whose slot is another's by now: there is nothing of it to tear down.
     place: Mutex<Option<Reservation>>,
@@ -118,7 +121,7 @@ pub(super) struct Birth {
 }
 
 impl Sandbox {
-    pub(super) fn new(birth: Birth, place: Option<Reservation>, door: Door) -> Self {
+    pub(super) fn new(birth: Birth, taken: Option<Taken>, place: Option<Reservation>, door: Door) -> Self {
         let Birth {
             id,
             slot,
@@ -148,6 +151,7 @@ impl Sandbox {
             link: RwLock::new(None),
             conditions: Mutex::default(),
             door,
+            taken,
             place: Mutex::new(place),
         }
     }
@@ -173,6 +177,10 @@ impl Sandbox {
     #[must_use]
     pub const fn door(&self) -> &Door {
         &self.door
+    }
+
+    pub(super) const fn taken(&self) -> Option<&Taken> {
+        self.taken.as_ref()
     }
 
     /// Arms its doors for a claim, by the policies that are in force now.
@@ -289,7 +297,12 @@ impl Sandbox {
         }
         // And a claim opens them behind its record: one pointer, under the lock, so that no end comes between.
         match (&before, &*life) {
-            (Life::Warm, Life::Claimed(claim)) => self.arm(sandboxes, claim),
+            (Life::Warm, Life::Claimed(claim)) => {
+                self.arm(sandboxes, claim);
+                if let Some(Err(error)) = self.taken().map(Taken::arm) {
+                    tracing::error!(sandbox = %self.id, %error, "its network slot has no doors");
+                }
+            }
             (Life::Claimed(before), Life::Claimed(claim)) if before.layer != claim.layer => {
                 self.door.change(sides(sandboxes, claim));
             }

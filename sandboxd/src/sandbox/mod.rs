@@ -5,7 +5,7 @@
 //! lives. The journal never calls out, hence that lock can wait for nobody but the page cache. One task per sandbox owns
 //! its machine and its link: end > VM exit > link loss > what is under way.
 //!
-//! May call: template, egress, agent, link, engine, image, journal, policy, access (hashes), admission.
+//! May call: template, egress, agent, link, engine, image, journal, net, policy, access (hashes), admission.
 //! Never inside: a pool, a client. It speaks up by values and by its feed.
 //! Invariant 01: one sandbox, at most one claim ([`Warm`] is moved, the table refuses a second).
 //! Invariant 03: never back to Warm.

@@ -27,10 +27,11 @@ use crate::{
     faults,
     feed::{Feed, Reader},
     journal::{AppendError, Journal, Transition, Written},
+    net::{self, NetError},
     policy::Layer,
     tasks::Group,
     telemetry::metrics::{Metrics, SandboxState},
-    words::Name,
+    words::{Lane, Name},
 };
 
 /// How long the row of a gone sandbox can be asked for (docs/api.md section 3).
@@ -105,9 +106,24 @@ pub struct Means {
     pub metrics: Arc<Metrics>,
     /// What doors work with.
     pub egress: Egress,
+    /// Lane guarded, where the host has it.
+    pub net: Option<Arc<net::Lane>>,
 }
 
 impl Means {
+    /// Whether a claim may be served on this lane now.
+    ///
+    /// # Errors
+    /// The host does not have it, or its packet filter is not in force.
+    pub fn may_use(&self, lane: Lane) -> Result<(), NetError> {
+        match (lane, &self.net) {
+            (Lane::None, _) => Ok(()),
+            (Lane::Guarded, None) => Err(NetError::Off),
+            (Lane::Guarded, Some(net)) if net.is_locked() => Ok(()),
+            (Lane::Guarded, Some(_)) => Err(NetError::Unlocked),
+        }
+    }
+
     /// Appends a record, and measures it.
     ///
     /// # Errors

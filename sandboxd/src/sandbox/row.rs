@@ -19,6 +19,7 @@ use crate::{
 #[derive(Debug)]
 pub struct Adoptable {
     pub(super) birth: Birth,
+    pub(super) tap: Option<SlotNumber>,
     /// Its process, to be proved before anything is done with it.
     pub identity: Identity,
     /// What its agent said when it was warm; shown until it answers again.
@@ -91,6 +92,7 @@ pub fn adoptable(id: SandboxId, row: &SandboxRow) -> Option<Adoptable> {
         started: warmed.started,
     };
     matches!(birth.life, Life::Warm | Life::Claimed(_)).then(|| Adoptable {
+        tap: row.holds_tap(),
         birth,
         identity,
         agent,

@@ -20,13 +20,13 @@ use crate::{
     agent::{self, Ended, RenewMode, RenewSpec},
     clock::Tick,
     disk,
-    engine::{Capture, CaptureManifest, Captured, ImageRef, Machine, Place, Port, PortName, Purpose},
+    engine::{Capture, CaptureManifest, Captured, ImageRef, Machine, Place, Port, PortName, Purpose, Tap},
     faults,
     image::Image,
     link::{self, Link, LinkError, Opened},
-    random, tasks,
+    net, random, tasks,
     telemetry::chain,
-    words::{PoolKey, Size},
+    words::{Lane, PoolKey, Size},
 };
 
 /// A boot, up to the agent's answer; under software emulation on a busy host it takes tens of seconds.
@@ -48,6 +48,8 @@ struct Bench<'a> {
     reservation: Reservation,
     staging: PathBuf,
     machine: Option<Box<dyn Machine>>,
+    /// The slot of the machine, on lane guarded.
+    taken: Option<net::Taken>,
     step: BuildStep,
 }
 
@@ -84,6 +86,7 @@ pub(super) async fn run(
         reservation,
         staging,
         machine: None,
+        taken: None,
         step: BuildStep::Boot,
     };
     // A panic ends the build like any other failure: its machine and its folder are given back below.
@@ -233,7 +236,8 @@ impl Bench<'_> {
             size,
             lane: key.lane,
         };
-        let booting = means.engine.boot(&image, place, Purpose::Template);
+        let tap = self.card(key.lane).await?;
+        let booting = means.engine.boot(&image, place, tap, Purpose::Template);
         let booted = timeout(BOOT, booting).await;
         let booted = booted.map_err(|_elapsed| self.failed(format_args!("no machine within {BOOT:?}")))?;
         let machine = booted.map_err(|source| TemplateError::Engine {
@@ -326,7 +330,8 @@ impl Bench<'_> {
             size,
             lane: key.lane,
         };
-        let cloning = self.templates.0.means.engine.clone_of(capture, place);
+        let tap = self.card(key.lane).await?;
+        let cloning = self.templates.0.means.engine.clone_of(capture, place, tap);
         let machine = self.within(CHECK, cloning).await?;
         self.machine = Some(machine);
         let opened = self.greet(CHECK).await?;
@@ -336,17 +341,36 @@ impl Bench<'_> {
     }
 
     async fn stop_machine(&mut self) -> Result<(), TemplateError> {
-        match self.machine.take() {
-            Some(machine) => machine.kill().await.map_err(|source| TemplateError::Engine {
+        if let Some(machine) = self.machine.take() {
+            machine.kill().await.map_err(|source| TemplateError::Engine {
                 step: self.step,
                 source,
-            }),
-            None => Ok(()),
+            })?;
+        }
+        self.give_back();
+        Ok(())
+    }
+
+    /// A slot of lane guarded for the next machine: no door listens there, so it reaches nothing.
+    async fn card(&mut self, lane: Lane) -> Result<Option<Tap>, TemplateError> {
+        let card = net::card(self.templates.0.means.net.as_deref(), lane);
+        let (taken, tap) = card.await.map_err(TemplateError::Net)?.unzip();
+        self.taken = taken;
+        Ok(tap.map(Tap))
+    }
+
+    /// Gives the slot back whose machine is dead.
+    fn give_back(&mut self) {
+        let Some(draining) = self.taken.take().map(|taken| taken.release()) else {
+            return;
+        };
+        if let Err(error) = draining.doors_shut().and_then(|()| draining.vmm_gone()) {
+            tracing::error!(%error, "a network slot cannot be told that a build is over");
         }
     }
 
     /// Gives back what the build holds; tried again for ever, like every teardown.
-    async fn clear(self) {
+    async fn clear(mut self) {
         let engine = &self.templates.0.means.engine;
         let mut pause = Duration::from_millis(100);
         loop {
@@ -359,6 +383,7 @@ impl Bench<'_> {
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(Duration::from_secs(30));
         }
+        self.give_back();
         let staging = self.staging.clone();
         match tasks::blocking("template files", move || catalog::clear_dir(&staging)).await {
             Ok(Ok(())) => {}

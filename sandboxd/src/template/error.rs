@@ -9,6 +9,7 @@ use crate::{
     admission::Full,
     engine::EngineError,
     image::ImageError,
+    net::NetError,
     words::{Name, PoolKey},
 };
 
@@ -36,6 +37,9 @@ pub enum TemplateError {
     /// There is no room for the VM that builds it.
     #[error("the node has no room for the build: {0}")]
     Capacity(Full),
+    /// Its lane cannot be had, or has no slot for the VM that builds it.
+    #[error("{0}")]
+    Net(#[source] NetError),
     /// A step of the build failed.
     #[error("the build failed at step {step}: {why}")]
     Failed {
@@ -87,6 +91,7 @@ impl TemplateError {
             Self::Image(ImageError::NotFound { .. }) => Reason::ImageNotFound,
             Self::Image(ImageError::Damaged { .. } | ImageError::Read { .. }) => Reason::ImageDamaged,
             Self::Capacity(_) => Reason::Capacity,
+            Self::Net(error) => error.reason(),
             Self::Building(_) => Reason::TemplateBuilding,
             Self::FromFile(_) => Reason::TemplateInUse,
             Self::Failed { .. }

@@ -4,7 +4,7 @@
 //! renamed. That directory is its own record; the journal holds none. What is stale (another QEMU, another image, another
 //! warm-up) is not used but built anew.
 //!
-//! May call: agent, link, engine, image, admission.
+//! May call: agent, link, engine, image, net, admission.
 //! Never inside: a change of what is complete; a guess.
 //! Invariant 09: what outlives power is synced, data before record (the rename is the record).
 //! Cancel safety: a build goes on while somebody waits for it, and leaves nothing when the last one is gone.
@@ -36,7 +36,7 @@ use crate::{
     clock::Clock,
     engine::{Capture, Engine},
     feed::Feed,
-    image,
+    image, net,
     tasks::Group,
     words::{Name, PoolKey, Size},
 };
@@ -76,6 +76,8 @@ pub struct Means {
     pub engine: Arc<dyn Engine>,
     /// Room on the node.
     pub admission: Admission,
+    /// Lane guarded, where the host has it.
+    pub net: Option<Arc<net::Lane>>,
     /// Images.
     pub images: image::Catalog,
     /// `state_dir/templates`.

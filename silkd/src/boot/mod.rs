@@ -68,9 +68,13 @@ pub fn boot(places: &Places) -> Result<Booted, BootError> {
     let options = cmdline::parse(&line).map_err(|error| BootError::new("command line", error))?;
     modules::load(&places.etc_silkd)?;
     network::loopback_up().map_err(|error| BootError::new("network: lo", error))?;
-    let doors = Listeners::of_a_guest().map_err(|error| BootError::new("doors", error))?;
+    let card = network::card_up().map_err(|error| BootError::new("network: card", error))?;
+    let doors = Listeners::of_a_guest(card).map_err(|error| BootError::new("doors", error))?;
     sysctls();
     root::enter(&options)?;
+    if card {
+        network::resolve_by_door().map_err(|error| BootError::new("network: resolv.conf", error))?;
+    }
     mounts::bind_boot_id(&places.boot_id)?;
     let cgroup_root = protect::protect();
     let ports = ports::open(&[AGENT, EGRESS], options.timeout);

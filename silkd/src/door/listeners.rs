@@ -8,27 +8,32 @@ use std::{
     net::{Ipv4Addr, SocketAddr, TcpListener},
 };
 
-use sandbox_protocol::v1::EnvVar;
-
-/// Ports of a guest's doors.
-const HTTP: u16 = 3128;
-const SOCKS5: u16 = 1080;
+use sandbox_protocol::{
+    card::{HOST_ADDRESS, HTTP_PORT, SOCKS5_PORT},
+    v1::EnvVar,
+};
 
 /// The doors' listeners.
 #[derive(Debug)]
 pub struct Listeners {
     pub(super) http: (TcpListener, SocketAddr),
     pub(super) socks5: (TcpListener, SocketAddr),
+    /// Where the doors are that the guest's card reaches; none: they are reached by the link.
+    pub(super) by_card: Option<[SocketAddr; 2]>,
 }
 
 impl Listeners {
-    /// Those of a guest.
+    /// Those of a guest; `card`: it has one, by which it reaches its doors.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn of_a_guest() -> io::Result<Self> {
-        let at = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        Self::bind(at(HTTP), at(SOCKS5))
+    pub fn of_a_guest(card: bool) -> io::Result<Self> {
+        let at = |address: Ipv4Addr| [HTTP_PORT, SOCKS5_PORT].map(|port| SocketAddr::from((address, port)));
+        let [http, socks5] = at(Ipv4Addr::LOCALHOST);
+        Ok(Self {
+            by_card: card.then(|| at(HOST_ADDRESS)),
+            ..Self::bind(http, socks5)?
+        })
     }
 
     /// At these addresses; port 0 takes one that is free.
@@ -45,6 +50,7 @@ impl Listeners {
         Ok(Self {
             http: bind(http)?,
             socks5: bind(socks5)?,
+            by_card: None,
         })
     }
 

@@ -1,6 +1,7 @@
-//! The guest's ends of its doors: listeners on loopback, of which each connection becomes a stream to the host.
+//! The guest's ends of its doors: listeners on loopback, of which each connection becomes a stream to the host, or on lane
+//! guarded a connection to it.
 //!
-//! END_STREAM is shutdown(WR) and a reset is a reset, both ways. Without a connection to the host a program gets an answer
+//! END_STREAM is shutdown(WR) and a reset is a reset, both ways. Without a way to the host a program gets an answer
 //! that says so, at once.
 //!
 //! May call: tasks.
@@ -25,7 +26,7 @@ use sandbox_protocol::{
 use tokio::io::{AsyncRead, AsyncWrite};
 
 pub use self::listeners::Listeners;
-use self::relay::Kind;
+use self::relay::{Kind, To};
 use crate::tasks::Group;
 
 /// Streams that were reset and may still be spoken of.
@@ -78,10 +79,14 @@ impl Doors {
         let http = tokio::net::TcpListener::from_std(listeners.http.0)?;
         let socks5 = tokio::net::TcpListener::from_std(listeners.socks5.0)?;
         let relays = Group::new();
+        let [to_http, to_socks5] = match listeners.by_card {
+            Some(both) => both.map(To::Card),
+            None => [To::Link; 2],
+        };
         Ok(async move {
             tokio::join!(
-                relay::accept(&http, Kind::Http, &self, &relays),
-                relay::accept(&socks5, Kind::Socks5, &self, &relays)
+                relay::accept(&http, (Kind::Http, to_http), &self, &relays),
+                relay::accept(&socks5, (Kind::Socks5, to_socks5), &self, &relays)
             );
         })
     }

@@ -1,13 +1,13 @@
-//! One connection of a program, and its stream.
+//! One connection of a program, and its way to the host.
 
-use std::{io, sync::atomic::Ordering, time::Duration};
+use std::{io, net::SocketAddr, sync::atomic::Ordering, time::Duration};
 
 use bytes::Bytes;
 use h2::{Reason, RecvStream, SendStream, client::SendRequest};
 use http::{Method, Request, StatusCode, Uri, Version};
 use sandbox_protocol::{door::DoorReason, limits::EGRESS_STREAMS, metadata::door::DENY_REASON};
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional},
     net::{
         TcpListener, TcpStream,
         tcp::{ReadHalf, WriteHalf},
@@ -22,6 +22,8 @@ use crate::tasks::Group;
 const PIECE: usize = 16 * 1024;
 /// What a program may still send after it was told that there is no way.
 const FAREWELL: Duration = Duration::from_secs(5);
+/// For a door to answer a dial. A daemon that is started again needs a second of it.
+const REACH: Duration = Duration::from_secs(10);
 /// Until connections are accepted again, when descriptors have run out.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Connections at once: those that the host takes, and as many that are told so. What is beyond is reset.
@@ -34,6 +36,21 @@ const STREAMS: usize = EGRESS_STREAMS as usize - 1;
 pub(super) enum Kind {
     Http,
     Socks5,
+}
+
+/// By what a door is reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum To {
+    /// The connection to the host, while there is one.
+    Link,
+    /// The guest's card.
+    Card(SocketAddr),
+}
+
+/// The way to the host, as it is when a program connects.
+enum Way {
+    Link(SendRequest<Bytes>),
+    Card(SocketAddr),
 }
 
 /// A place among [`MOST`]; free again when dropped.
@@ -59,7 +76,7 @@ impl Drop for Place {
 }
 
 /// Accepts for ever.
-pub(super) async fn accept(listener: &TcpListener, kind: Kind, doors: &Doors, relays: &Group) {
+pub(super) async fn accept(listener: &TcpListener, (kind, to): (Kind, To), doors: &Doors, relays: &Group) {
     loop {
         match listener.accept().await {
             Ok((program, _)) => {
@@ -67,7 +84,10 @@ pub(super) async fn accept(listener: &TcpListener, kind: Kind, doors: &Doors, re
                     reset(&program);
                     continue;
                 };
-                let way = doors.way();
+                let way = match to {
+                    To::Link => doors.way().map(Way::Link),
+                    To::Card(door) => Some(Way::Card(door)),
+                };
                 relays.spawn(async move {
                     relay(program, kind, way, &place).await;
                     drop(place);
@@ -84,10 +104,11 @@ fn reset(program: &TcpStream) {
     program.set_zero_linger().ok();
 }
 
-async fn relay(mut program: TcpStream, kind: Kind, way: Option<SendRequest<Bytes>>, place: &Place) {
+async fn relay(mut program: TcpStream, kind: Kind, way: Option<Way>, place: &Place) {
     let opened = match way {
         _ if place.before >= STREAMS => Err(DoorReason::TooManyConnections),
-        Some(way) => open(way, kind).await.ok_or(DoorReason::DoorUnreachable),
+        Some(Way::Card(door)) => return by_card(program, kind, door).await,
+        Some(Way::Link(way)) => open(way, kind).await.ok_or(DoorReason::DoorUnreachable),
         None => Err(DoorReason::DoorUnreachable),
     };
     match opened {
@@ -100,6 +121,20 @@ async fn relay(mut program: TcpStream, kind: Kind, way: Option<SendRequest<Bytes
             }
         }
         Err(reason) => refuse(program, kind, reason).await,
+    }
+}
+
+/// Splices a program to a door that is reached by the card: an end is passed on as an end, and a loss as a loss.
+async fn by_card(mut program: TcpStream, kind: Kind, door: SocketAddr) {
+    let Ok(Ok(mut host)) = timeout(REACH, TcpStream::connect(door)).await else {
+        return refuse(program, kind, DoorReason::DoorUnreachable).await;
+    };
+    for side in [&program, &host] {
+        side.set_nodelay(true).ok();
+    }
+    if copy_bidirectional(&mut program, &mut host).await.is_err() {
+        reset(&program);
+        reset(&host);
     }
 }
 

@@ -168,3 +168,50 @@ fn programs_are_told_where_their_doors_are() {
     assert_eq!(value("NO_PROXY"), "localhost,127.0.0.1,::1");
     assert_eq!(value("NODE_USE_ENV_PROXY"), "1");
 }
+
+/// On lane guarded the doors are reached by the card; no stream is opened, and ends pass both ways.
+#[tokio::test]
+async fn a_card_is_spliced_and_a_door_that_is_not_there_is_told() {
+    let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let door = tokio::net::TcpListener::bind(any).await.unwrap();
+    // Bound, so that nobody else is there, and not listening.
+    let nobody = tokio::net::TcpSocket::new_v4().unwrap();
+    nobody.bind(any).unwrap();
+    let gone = nobody.local_addr().unwrap();
+    let listeners = Listeners {
+        by_card: Some([door.local_addr().unwrap(), gone]),
+        ..Listeners::bind(any, any).unwrap()
+    };
+    let (http, socks5) = (listeners.http.1, listeners.socks5.1);
+    let listening = crate::tasks::spawn(Doors::default().listen(listeners).unwrap());
+    let mut program = TcpStream::connect(http).await.unwrap();
+    program.write_all(b"asked").await.unwrap();
+    program.shutdown().await.unwrap();
+    let (mut host, _) = within(door.accept()).await.unwrap();
+    let mut heard = Vec::new();
+    within(host.read_to_end(&mut heard)).await.unwrap();
+    assert_eq!(heard, b"asked");
+    host.write_all(b"answered").await.unwrap();
+    drop(host);
+    heard.clear();
+    within(program.read_to_end(&mut heard)).await.unwrap();
+    assert_eq!(heard, b"answered");
+    // A loss is a loss.
+    let mut program = TcpStream::connect(http).await.unwrap();
+    program.write_all(b"?").await.unwrap();
+    let (mut host, _) = within(door.accept()).await.unwrap();
+    within(host.read_exact(&mut [0; 1])).await.unwrap();
+    host.set_zero_linger().unwrap();
+    drop(host);
+    let lost = within(program.read(&mut [0; 1]))
+        .await
+        .map_err(|error| error.kind());
+    assert_eq!(lost, Err(io::ErrorKind::ConnectionReset));
+    let mut program = TcpStream::connect(socks5).await.unwrap();
+    program.write_all(&[5, 1, 0, 5, 1, 0, 3]).await.unwrap();
+    program.shutdown().await.unwrap();
+    heard.clear();
+    within(program.read_to_end(&mut heard)).await.unwrap();
+    assert_eq!(heard, [5, 0, 5, 1, 0, 1, 0, 0, 0, 0, 0, 0]);
+    listening.abort();
+}

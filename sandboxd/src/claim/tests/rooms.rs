@@ -88,6 +88,7 @@ impl Rooms {
                 clock: clock.clone(),
                 engine: Arc::new(engine.clone()) as Arc<dyn Engine>,
                 admission: admission.clone(),
+                net: None,
                 images: image::Catalog::new(dir.path()),
                 dir: dir.path().join("templates"),
             },
@@ -108,6 +109,7 @@ impl Rooms {
             deadlines: Deadlines::default(),
             egress: Egress::new(Default::default(), metrics.door.clone(), Clock::host()),
             metrics: Arc::clone(&metrics),
+            net: None,
         });
         let pools = Pools::new(sandboxes.clone(), templates.clone(), Arc::clone(&metrics), 2);
         let claims = Claims {

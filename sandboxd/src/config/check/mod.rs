@@ -80,7 +80,7 @@ fn read(walk: &mut Walk, table: &DeTable<'_>, host: &Host) -> Config {
     let access = access::access(walk, &mut root, &tenants);
     let templates = stock::templates(walk, &mut root);
     let sizes = stock::sizes(walk, &mut root);
-    let pools = stock::pools(walk, &mut root, &templates, &sizes, &doors.policies);
+    let pools = stock::pools(walk, &mut root, &templates, &sizes, &doors.policies, &net);
     let config = Config {
         node,
         listen,

@@ -8,7 +8,7 @@ use super::{LIST, egress, exists, or, table_name};
 use crate::{
     config::{
         pool::{PoolFault, PoolFields, WARM_LIMIT, WARM_MAX_LIMIT},
-        types::{Config, ImageName, PoolConfig, Template},
+        types::{Config, ImageName, Net, PoolConfig, Template},
         values,
         walk::{Found, Section, Walk, Wrong},
     },
@@ -108,6 +108,7 @@ pub(super) fn pools(
     templates: &BTreeMap<Name, Template>,
     sizes: &BTreeMap<Name, Size>,
     policies: &BTreeMap<Name, Arc<Layer>>,
+    net: &Net,
 ) -> Pools {
     let mut pools = Pools::new();
     for (name, mut table) in walk.named(root, "pool") {
@@ -121,7 +122,7 @@ pub(super) fn pools(
         }
         let key = PoolKey {
             template: or(template, default_name()),
-            lane: lane(walk, &mut table),
+            lane: lane(walk, &mut table, net),
             size: or(size, "small".parse().expect("it is a name")),
         };
         let policy = egress::named(walk, &mut table, policies);
@@ -136,14 +137,17 @@ pub(super) fn pools(
     pools
 }
 
-fn lane(walk: &mut Walk, table: &mut Section<'_>) -> Lane {
+fn lane(walk: &mut Walk, table: &mut Section<'_>, net: &Net) -> Lane {
     let Some(lane) = walk.get(table, "lane", values::word(LANES)) else {
         return Lane::None;
     };
-    if lane.value == Lane::Guarded {
+    if lane.value == Lane::Guarded && net.slots == 0 {
         let wrong = Wrong::new(
-            format!("`{}`: this version has no lane `guarded`", table.key("lane")),
-            Reason::LaneUnavailable.remedy(),
+            format!(
+                "`{}`: `net.slots` is 0, so there is no lane `guarded`",
+                table.key("lane")
+            ),
+            "none, or net.slots of at least 1",
         );
         walk.mistake_for(
             Reason::LaneUnavailable.as_str(),

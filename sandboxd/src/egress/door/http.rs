@@ -100,15 +100,13 @@ where
     T: AsyncRead + AsyncWrite + Send + Unpin,
 {
     let reached = match Authority::parse(text, None) {
-        Ok(target) => Box::pin(visit.reach(&target, Seen::Tunnel))
-            .await
-            .map(|reached| (target, reached)),
+        Ok(target) => Box::pin(visit.reach(&target, Seen::Tunnel)).await,
         Err(error) => Err(visit.refuse(error.reason(), text)),
     };
     match reached {
-        Ok((target, reached)) => {
+        Ok(reached) => {
             if io.write_all(ESTABLISHED).await.is_ok() {
-                Box::pin(tunnel::run(visit, io, early, &target, reached)).await;
+                Box::pin(tunnel::run(visit, io, early, reached)).await;
             }
         }
         Err(denial) => {

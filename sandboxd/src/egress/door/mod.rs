@@ -1,5 +1,6 @@
 //! What a guest's connection meets: who serves it, how it is refused, how it ends.
 
+mod dns;
 mod gate;
 pub mod guard;
 mod http;
@@ -7,6 +8,7 @@ mod keep;
 mod link;
 pub mod socks5;
 mod stream;
+mod tap;
 #[cfg(test)]
 mod tests;
 mod tunnel;
@@ -97,6 +99,8 @@ where
     match visit.kind() {
         DoorKind::Http => Box::pin(http::serve(visit, io)).await,
         DoorKind::Socks5 => Box::pin(socks5::serve(visit, io)).await,
+        // Its questions are no connections, and are read by their own door.
+        DoorKind::Dns => {}
     }
 }
 
@@ -108,6 +112,7 @@ where
     let answer = match kind {
         DoorKind::Http => Denial::bare(reason).bytes(),
         DoorKind::Socks5 => socks5::NO_METHOD.to_vec(),
+        DoorKind::Dns => Vec::new(),
     };
     if io.write_all(&answer).await.is_ok() {
         farewell(io).await;

@@ -113,7 +113,7 @@ where
         Wish::Tunnel(target) => match Box::pin(visit.reach(&target, crate::policy::Seen::Tunnel)).await {
             Ok(reached) => {
                 if io.write_all(&reply(0)).await.is_ok() {
-                    Box::pin(tunnel::run(&visit, io, &early, &target, reached)).await;
+                    Box::pin(tunnel::run(&visit, io, &early, reached)).await;
                 }
                 return;
             }

@@ -11,19 +11,20 @@ use tokio::{
 };
 
 use super::{TUNNEL, Visit};
-use crate::{egress::Reached, policy::Authority};
+use crate::egress::Reached;
 
 /// Bytes in flight in each direction.
 const BUFFER: usize = 16 * 1024;
 
 /// Runs a tunnel; `early` is what the client sent before it was answered. Dropping it resets both sides.
-pub(super) async fn run<T>(visit: &Visit, io: T, early: &[u8], target: &Authority, reached: Reached)
+pub(super) async fn run<T>(visit: &Visit, io: T, early: &[u8], reached: Reached)
 where
     T: AsyncRead + AsyncWrite + Send + Unpin,
 {
     let moved = AtomicU64::new(0);
     let (from_client, to_client) = tokio::io::split(io);
-    let (from_origin, to_origin) = tokio::io::split(reached.stream);
+    let Reached { stream, target, .. } = reached;
+    let (from_origin, to_origin) = tokio::io::split(stream);
     let both = async {
         tokio::try_join!(
             pump(early, from_client, to_origin, &moved),
@@ -33,7 +34,7 @@ where
     let mut changes = visit.door().changes();
     let forbidden = async {
         // A policy that changed between the decision and this moment counts too.
-        while visit.still(target).is_ok() {
+        while visit.still(&target).is_ok() {
             if changes.changed().await.is_err() {
                 std::future::pending::<()>().await;
             }

@@ -168,7 +168,7 @@ enum Proof {
 /// Boots the image under KVM and waits for its agent to say anything.
 async fn prove(host: &Host, image: &Image) -> Proof {
     let path = host.hidden("proof");
-    let booted = host.boot(&path, Accel::Kvm, image, PROOF_SIZE).await;
+    let booted = host.boot(&path, Accel::Kvm, image, PROOF_SIZE, None).await;
     let (started, _memory) = match booted {
         Ok(booted) => booted,
         Err(error) => return Proof::NotStarted(chain(&error)),

@@ -2,6 +2,8 @@
 
 use std::ffi::OsString;
 
+use sandbox_protocol::card::GUEST_MAC;
+
 use crate::{
     image::Rootfs,
     words::{Accel, Size},
@@ -30,8 +32,17 @@ pub(super) struct Fds {
     pub(super) memory: i32,
     pub(super) qmp: i32,
     pub(super) agent: i32,
-    pub(super) egress: i32,
+    pub(super) outward: Outward,
     pub(super) console: i32,
+}
+
+/// How a guest reaches out; the number of the descriptor for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Outward {
+    /// By the port of its doors.
+    Port(i32),
+    /// By a network card, whose other end is a TAP.
+    Card(i32),
 }
 
 /// The processor model: everything that the accelerator can do. Captures note which host that was.
@@ -78,15 +89,18 @@ pub(super) fn machine(
     args.pair("-device", "virtio-rng-pci");
     args.pair("-device", "vmgenid,guid=auto");
     args.pair("-device", "virtio-serial-pci,id=vs0");
-    for (nr, id, fd, name) in [
-        (1, "agent", fds.agent, "silkd.agent"),
-        (2, "egress", fds.egress, "silkd.egress"),
-    ] {
-        args.pair("-chardev", format!("socket,id={id},fd={fd},server=on,wait=off"));
-        args.pair(
-            "-device",
-            format!("virtserialport,bus=vs0.0,nr={nr},chardev={id},name={name}"),
-        );
+    args.port(1, "agent", fds.agent, "silkd.agent");
+    match fds.outward {
+        Outward::Port(fd) => args.port(2, "egress", fd, "silkd.egress"),
+        Outward::Card(fd) => {
+            // No vhost: there may be no such device, and a card that only speaks to doors needs no speed.
+            args.pair("-netdev", format!("tap,id=net0,fd={fd},vhost=off"));
+            // No option ROM: nothing boots from it, and its file is one more that the VMM would have to find.
+            args.pair(
+                "-device",
+                format!("virtio-net-pci,netdev=net0,mac={},romfile=", mac(GUEST_MAC)),
+            );
+        }
     }
     if let Some((fd, rootfs)) = rootfs {
         args.pair("-add-fd", format!("fd={fd},set=2"));
@@ -122,6 +136,10 @@ pub(super) fn machine(
     args.0
 }
 
+fn mac(bytes: [u8; 6]) -> String {
+    bytes.map(|byte| format!("{byte:02x}")).join(":")
+}
+
 /// A QEMU without a machine, to be asked for its version.
 pub(super) fn inquiry(qmp: i32) -> Vec<OsString> {
     let mut args = Args::default();
@@ -153,6 +171,14 @@ impl Args {
         );
     }
 
+    fn port(&mut self, nr: u8, id: &str, fd: i32, name: &str) {
+        self.pair("-chardev", format!("socket,id={id},fd={fd},server=on,wait=off"));
+        self.pair(
+            "-device",
+            format!("virtserialport,bus=vs0.0,nr={nr},chardev={id},name={name}"),
+        );
+    }
+
     fn monitor(&mut self, fd: i32) {
         self.pair("-chardev", format!("socket,id=qmp,fd={fd},server=on,wait=off"));
         self.pair("-mon", "chardev=qmp,mode=control");
@@ -165,6 +191,10 @@ mod tests {
     use crate::words::{MemBytes, Vcpus};
 
     fn line(start: &Start<'_>) -> String {
+        line_with(start, Outward::Port(13))
+    }
+
+    fn line_with(start: &Start<'_>, outward: Outward) -> String {
         let size = Size {
             vcpus: Vcpus(2),
             memory: MemBytes::from_mib(256),
@@ -173,7 +203,7 @@ mod tests {
             memory: 10,
             qmp: 11,
             agent: 12,
-            egress: 13,
+            outward,
             console: 14,
         };
         let args = machine(Accel::Tcg, size, start, fds, None);
@@ -197,6 +227,17 @@ mod tests {
         );
         assert!(load.contains("size=268435456,mem-path=/proc/self/fd/10"));
         assert!(load.contains(" -m 262144k -smp 2 -cpu max "));
+    }
+
+    #[test]
+    fn a_guest_has_a_card_or_a_port_for_its_doors_and_never_both() {
+        let card = "-netdev tap,id=net0,fd=13,vhost=off \
+                    -device virtio-net-pci,netdev=net0,mac=02:73:62:78:00:02,romfile=";
+        let port = "-chardev socket,id=egress,fd=13,server=on,wait=off \
+                    -device virtserialport,bus=vs0.0,nr=2,chardev=egress,name=silkd.egress";
+        let with = line_with(&Start::Load, Outward::Card(13));
+        assert!(with.contains(card), "{with}");
+        assert_eq!(with.replace(card, port), line(&Start::Load));
     }
 
     #[test]

@@ -96,7 +96,7 @@ async fn keep(host: &Host, accel: Accel, capture: &Capture, shelf: &Shelf, want:
             }
             continue;
         }
-        match host.blank(&host.hidden("blank"), accel, capture).await {
+        match host.blank(&host.hidden("blank"), accel, capture, None).await {
             Ok(blank) => {
                 back_off = BACK_OFF;
                 shelf

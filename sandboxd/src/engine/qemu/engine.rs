@@ -16,7 +16,7 @@ use super::wire::{self, GetFd, MigrateIncoming, Migration, QueryMigrate};
 use tokio::{sync::watch, time::timeout};
 
 use crate::engine::{
-    BoxFuture, Capture, Engine, EngineError, Facts, Found, Identity, Machine, Place, Purpose, Stale,
+    BoxFuture, Capture, Engine, EngineError, Facts, Found, Identity, Machine, Place, Purpose, Stale, Tap,
     cgroup::Cgroups,
     slotdir::{self, SlotDir},
     spawn::{self, Housed},
@@ -117,25 +117,27 @@ impl QemuEngine {
         names::run_dir(&self.host.run_root, slot)
     }
 
-    fn ready(&self, lane: Lane) -> Result<(), EngineError> {
+    fn ready(&self) -> Result<(), EngineError> {
         if self.host.group.is_stopping() {
             return Err(EngineError::Stopped);
         }
-        match lane {
-            Lane::None => Ok(()),
-            Lane::Guarded => Err(EngineError::Unsupported("lane guarded")),
-        }
+        Ok(())
     }
 
     async fn boot(
         &self,
         image: &Image,
         place: Place,
+        tap: Option<Tap>,
         purpose: Purpose,
     ) -> Result<Box<dyn Machine>, EngineError> {
-        self.ready(place.lane)?;
+        self.ready()?;
+        place.fits(tap.as_ref())?;
         let path = self.run_dir(place.slot);
-        let booted = self.host.boot(&path, self.facts.accel, image, place.size).await;
+        let booted = self
+            .host
+            .boot(&path, self.facts.accel, image, place.size, tap)
+            .await;
         let (started, memory) = booted.map_err(|error| taken(place.slot, error))?;
         let memory = match purpose {
             Purpose::Template => Some(memory),
@@ -144,8 +146,14 @@ impl QemuEngine {
         Box::pin(self.settle(started, memory)).await
     }
 
-    async fn clone_of(&self, capture: &Capture, place: Place) -> Result<Box<dyn Machine>, EngineError> {
-        self.ready(place.lane)?;
+    async fn clone_of(
+        &self,
+        capture: &Capture,
+        place: Place,
+        tap: Option<Tap>,
+    ) -> Result<Box<dyn Machine>, EngineError> {
+        self.ready()?;
+        place.fits(tap.as_ref())?;
         let fits = capture.fits(&self.facts).and_then(|()| same(capture, place));
         fits.map_err(|stale| EngineError::Capture(stale.into()))?;
         let path = self.run_dir(place.slot);
@@ -158,7 +166,7 @@ impl QemuEngine {
                 }
             },
             None => {
-                let blank = self.host.blank(&path, self.facts.accel, capture).await;
+                let blank = self.host.blank(&path, self.facts.accel, capture, tap).await;
                 blank.map_err(|error| taken(place.slot, error))?
             }
         };
@@ -223,7 +231,7 @@ impl QemuEngine {
     }
 
     async fn attach(&self, place: Place, identity: Identity) -> Result<Box<dyn Machine>, EngineError> {
-        self.ready(place.lane)?;
+        self.ready()?;
         let housed = Housed::attach(&self.host.run_root, place.slot, identity, None)?;
         let qmp = Qmp::later(housed.dir(), &self.host.group);
         match qmp.ask(wire::QueryStatus {}).await {
@@ -301,17 +309,19 @@ impl Engine for QemuEngine {
         &'a self,
         image: &'a Image,
         place: Place,
+        tap: Option<Tap>,
         purpose: Purpose,
     ) -> BoxFuture<'a, Result<Box<dyn Machine>, EngineError>> {
-        Box::pin(self.boot(image, place, purpose))
+        Box::pin(self.boot(image, place, tap, purpose))
     }
 
     fn clone_of<'a>(
         &'a self,
         capture: &'a Capture,
         place: Place,
+        tap: Option<Tap>,
     ) -> BoxFuture<'a, Result<Box<dyn Machine>, EngineError>> {
-        Box::pin(self.clone_of(capture, place))
+        Box::pin(self.clone_of(capture, place, tap))
     }
 
     fn attach(
@@ -332,6 +342,8 @@ impl Engine for QemuEngine {
 
     fn warm_up(&self, capture: &Capture) {
         match capture.fits(&self.facts) {
+            // Which TAP a clone gets is known when it is made, and a blank process needs it at its start.
+            Ok(()) if capture.manifest().lane == Lane::Guarded => {}
             Ok(()) => self
                 .blanks
                 .warm_up(&self.host, self.facts.accel, capture, self.keep),

@@ -13,13 +13,13 @@ use std::{
 use tokio::time::timeout;
 
 use super::{
-    args::{self, Fds, Start},
+    args::{self, Fds, Outward, Start},
     qmp::{self, Qmp},
     wire::{Capability, MigrateCapabilities},
 };
 use crate::{
     engine::{
-        Capture, EngineError, PortName,
+        Capture, EngineError, PortName, Tap,
         capture::Loaded,
         cgroup::Cgroups,
         slotdir::{CONSOLE, SlotDir},
@@ -72,6 +72,7 @@ struct Recipe<'a> {
     memory: OwnedFd,
     image: Vec<OwnedFd>,
     rootfs: Option<(OwnedFd, &'a Rootfs)>,
+    tap: Option<Tap>,
     file_limit: u64,
 }
 
@@ -89,6 +90,7 @@ impl Host {
         accel: Accel,
         image: &Image,
         size: Size,
+        tap: Option<Tap>,
     ) -> Result<(Started, OwnedFd), EngineError> {
         let (Some(kernel), Some(initrd)) = (image.kernel(), image.initrd()) else {
             return Err(EngineError::Unsupported("a VM without an image"));
@@ -113,6 +115,7 @@ impl Host {
             memory: shared,
             image: vec![kernel, initrd],
             rootfs,
+            tap,
             file_limit: TEMPLATE_FILES,
         };
         let started = self.start(path, |dir| self.spec(dir, recipe)).await?;
@@ -125,6 +128,7 @@ impl Host {
         path: &Path,
         accel: Accel,
         capture: &Capture,
+        tap: Option<Tap>,
     ) -> Result<Started, EngineError> {
         let loaded = capture.load().await.map_err(EngineError::Capture)?;
         let manifest = capture.manifest();
@@ -141,6 +145,7 @@ impl Host {
             memory: own(&loaded.ram)?,
             image: Vec::new(),
             rootfs,
+            tap,
             file_limit: CLONE_FILES,
         };
         let started = self.start(path, |dir| self.spec(dir, recipe)).await?;
@@ -176,15 +181,24 @@ impl Host {
     }
 
     fn spec(&self, dir: &SlotDir, recipe: Recipe<'_>) -> std::io::Result<Spec> {
+        let has_card = recipe.tap.is_some();
         let qmp = dir.listen(qmp::SOCKET)?;
         let agent = dir.listen(PortName::Agent.socket())?;
-        let egress = dir.listen(PortName::Egress.socket())?;
+        let outward: OwnedFd = match recipe.tap {
+            Some(Tap(queue)) => queue,
+            None => dir.listen(PortName::Egress.socket())?,
+        };
+        let number = outward.as_raw_fd();
         let console = dir.append(CONSOLE)?;
         let fds = Fds {
             memory: recipe.memory.as_raw_fd(),
             qmp: qmp.as_raw_fd(),
             agent: agent.as_raw_fd(),
-            egress: egress.as_raw_fd(),
+            outward: if has_card {
+                Outward::Card(number)
+            } else {
+                Outward::Port(number)
+            },
             console: console.as_raw_fd(),
         };
         let rootfs = recipe
@@ -193,7 +207,7 @@ impl Host {
             .map(|(fd, rootfs)| (fd.as_raw_fd(), *rootfs));
         let args = args::machine(recipe.accel, recipe.size, &recipe.start, fds, rootfs);
         let mut keep = recipe.image;
-        keep.extend([recipe.memory, qmp, agent, egress, console]);
+        keep.extend([recipe.memory, qmp, agent, outward, console]);
         keep.extend(recipe.rootfs.map(|(fd, _)| fd));
         Ok(Spec {
             program: self.program.clone(),

@@ -90,7 +90,7 @@ fn put(path: &Path, bytes: &[u8]) {
 /// A template of that image.
 async fn capture(engine: &QemuEngine, root: &Path) -> Capture {
     let image = image_of(root, UP);
-    let machine = Engine::boot(engine, &image, place(0x7fff), Purpose::Template)
+    let machine = Engine::boot(engine, &image, place(0x7fff), None, Purpose::Template)
         .await
         .unwrap();
     // Captured while its firmware still looked for a kernel, its clones looked on, found none and ended.
@@ -144,7 +144,7 @@ async fn a_machine_is_booted_watched_and_killed_without_a_trace() {
         "{}",
         engine.version()
     );
-    let machine = Engine::boot(&engine, &image(root.path()), PLACE, Purpose::Sandbox)
+    let machine = Engine::boot(&engine, &image(root.path()), PLACE, None, Purpose::Sandbox)
         .await
         .unwrap();
     let identity = machine.identity();
@@ -163,7 +163,7 @@ async fn a_machine_is_booted_watched_and_killed_without_a_trace() {
             alive: true
         }]
     );
-    let taken = Engine::boot(&engine, &image(root.path()), PLACE, Purpose::Sandbox).await;
+    let taken = Engine::boot(&engine, &image(root.path()), PLACE, None, Purpose::Sandbox).await;
     assert!(matches!(taken, Err(EngineError::SlotTaken { slot }) if slot == PLACE.slot));
     assert!(lives(identity), "the one that has the slot is left alone");
     let (one, two, report) = tokio::join!(machine.kill(), machine.kill(), machine.exited());
@@ -184,7 +184,7 @@ async fn a_machine_is_booted_watched_and_killed_without_a_trace() {
 async fn inv_23_guest_outlives_kill() {
     let root = tempfile::tempdir().unwrap();
     let first = engine(root.path()).await;
-    let machine = Engine::boot(&first, &image(root.path()), PLACE, Purpose::Sandbox)
+    let machine = Engine::boot(&first, &image(root.path()), PLACE, None, Purpose::Sandbox)
         .await
         .unwrap();
     let identity = machine.identity();
@@ -232,7 +232,7 @@ async fn inv_23_guest_outlives_kill() {
 async fn a_death_is_told_and_its_slot_is_reaped() {
     let root = tempfile::tempdir().unwrap();
     let engine = engine(root.path()).await;
-    let machine = Engine::boot(&engine, &image(root.path()), PLACE, Purpose::Sandbox)
+    let machine = Engine::boot(&engine, &image(root.path()), PLACE, None, Purpose::Sandbox)
         .await
         .unwrap();
     let identity = machine.identity();
@@ -252,7 +252,7 @@ async fn a_guest_that_resets_has_ended_and_its_last_words_are_told() {
     let root = tempfile::tempdir().unwrap();
     let engine = engine(root.path()).await;
     let image = image_of(root.path(), OOPS);
-    let machine = match Engine::boot(&engine, &image, PLACE, Purpose::Sandbox).await {
+    let machine = match Engine::boot(&engine, &image, PLACE, None, Purpose::Sandbox).await {
         Ok(machine) => machine,
         // So quickly that it ended while it was made.
         Err(EngineError::Died(report)) => {
@@ -271,7 +271,7 @@ async fn a_guest_that_resets_has_ended_and_its_last_words_are_told() {
 async fn reap_ends_only_what_it_can_prove() {
     let root = tempfile::tempdir().unwrap();
     let engine = engine(root.path()).await;
-    let machine = Engine::boot(&engine, &image(root.path()), PLACE, Purpose::Sandbox)
+    let machine = Engine::boot(&engine, &image(root.path()), PLACE, None, Purpose::Sandbox)
         .await
         .unwrap();
     let identity = machine.identity();
@@ -300,14 +300,14 @@ async fn a_capture_is_cloned_from_blank_processes_and_without() {
     let root = tempfile::tempdir().unwrap();
     let engine = engine(root.path()).await;
     let capture = capture(&engine, root.path()).await;
-    let cold = Engine::clone_of(&engine, &capture, place(1)).await.unwrap();
+    let cold = Engine::clone_of(&engine, &capture, place(1), None).await.unwrap();
     engine.warm_up(&capture);
     engine.warm_up(&capture);
     while engine.ready_blanks(&capture) == 0 {
         tokio::task::yield_now().await;
     }
     let blank = fs::read_dir(root.path().join("run")).unwrap().count();
-    let warm = Engine::clone_of(&engine, &capture, place(2)).await.unwrap();
+    let warm = Engine::clone_of(&engine, &capture, place(2), None).await.unwrap();
     assert_eq!(blank, 2);
     for machine in [&cold, &warm] {
         let ended = futures_util::FutureExt::now_or_never(machine.exited());
@@ -340,7 +340,7 @@ async fn a_capture_is_cloned_from_blank_processes_and_without() {
         "blank processes end with the engine"
     );
     assert!(matches!(
-        Engine::clone_of(&engine, &capture, place(3)).await,
+        Engine::clone_of(&engine, &capture, place(3), None).await,
         Err(EngineError::Stopped)
     ));
 }
@@ -351,7 +351,11 @@ async fn blank_processes_of_a_killed_daemon_are_ended() {
     let first = engine(root.path()).await;
     let capture = capture(&first, root.path()).await;
     let path = first.host().hidden("blank");
-    let blank = first.host().blank(&path, Accel::Tcg, &capture).await.unwrap();
+    let blank = first
+        .host()
+        .blank(&path, Accel::Tcg, &capture, None)
+        .await
+        .unwrap();
     let housed = blank.nascent.settle(None).unwrap();
     let identity = housed.identity();
     drop(housed);
@@ -378,7 +382,7 @@ async fn what_does_not_fit_is_refused_by_name_and_leaves_nothing() {
         },
         ..PLACE
     };
-    let text = refused(Engine::clone_of(&engine, &capture, bigger).await);
+    let text = refused(Engine::clone_of(&engine, &capture, bigger, None).await);
     assert!(text.contains("size"), "{text}");
 
     let mut manifest = capture.manifest().clone();
@@ -389,11 +393,11 @@ async fn what_does_not_fit_is_refused_by_name_and_leaves_nothing() {
         fs::hard_link(dir.join(file), other.join(file)).unwrap();
     }
     let old = Capture::seal(&other, &manifest).unwrap();
-    let text = refused(Engine::clone_of(&engine, &old, PLACE).await);
+    let text = refused(Engine::clone_of(&engine, &old, PLACE, None).await);
     assert!(text.contains("emulator 6.0.0"), "{text}");
 
     // Damage: found by whoever loads it, and by nobody who has.
-    Engine::clone_of(&engine, &capture, PLACE)
+    Engine::clone_of(&engine, &capture, PLACE, None)
         .await
         .unwrap()
         .kill()
@@ -406,7 +410,7 @@ async fn what_does_not_fit_is_refused_by_name_and_leaves_nothing() {
         damaged[middle] ^= 1;
         put(&dir.join(file), &damaged);
         let fresh = Capture::open(&dir).unwrap();
-        let text = refused(Engine::clone_of(&engine, &fresh, PLACE).await);
+        let text = refused(Engine::clone_of(&engine, &fresh, PLACE, None).await);
         assert!(text.contains(&format!("damaged: {file}")), "{text}");
         put(&dir.join(file), &bytes[..bytes.len() / 2]);
         if file == "ram" {
@@ -415,7 +419,7 @@ async fn what_does_not_fit_is_refused_by_name_and_leaves_nothing() {
                 Err(CaptureError::Damaged { file: "ram", .. })
             ));
         }
-        Engine::clone_of(&engine, &capture, PLACE)
+        Engine::clone_of(&engine, &capture, PLACE, None)
             .await
             .unwrap()
             .kill()
@@ -484,7 +488,7 @@ async fn a_cancelled_start_leaves_no_process() {
     let image = image(root.path());
     // Cancelled at ever later places, until one is so late that the machine is there.
     for polls in 1.. {
-        let mut boot = Box::pin(Engine::boot(&engine, &image, PLACE, Purpose::Sandbox));
+        let mut boot = Box::pin(Engine::boot(&engine, &image, PLACE, None, Purpose::Sandbox));
         let mut left = polls;
         let outcome = std::future::poll_fn(|context| {
             let polled = boot.as_mut().poll(context).map(Some);

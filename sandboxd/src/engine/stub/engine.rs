@@ -1,13 +1,13 @@
 //! The engine itself.
 
 use super::{StubAgent, StubOptions};
-use std::{io, path::PathBuf, sync::Arc, time::Duration};
+use std::{io, os::fd::OwnedFd, path::PathBuf, sync::Arc, time::Duration};
 
 use super::faults::{Op, Script, Verdict};
 use super::machine::{self, InProcess, ServedProcess};
 
 use crate::engine::{
-    BoxFuture, Capture, Engine, EngineError, Facts, Found, Identity, Machine, Place, PortName, Purpose,
+    BoxFuture, Capture, Engine, EngineError, Facts, Found, Identity, Machine, Place, PortName, Purpose, Tap,
     cgroup::Cgroups,
     slotdir::{self, SlotDir},
     spawn::{self, Housed, Spec},
@@ -15,7 +15,7 @@ use crate::engine::{
 use crate::{
     image::Image,
     names::{self, SlotNumber},
-    words::{Accel, EngineKind, Lane},
+    words::{Accel, EngineKind},
 };
 
 /// For a silkd to end after SIGTERM: it ends its programs first (2 s), which a SIGKILL would leave behind.
@@ -50,11 +50,9 @@ impl StubEngine {
         }
     }
 
-    async fn make(&self, op: Op, place: Place) -> Result<Box<dyn Machine>, EngineError> {
-        match place.lane {
-            Lane::None => {}
-            Lane::Guarded => return Err(EngineError::Unsupported("lane guarded")),
-        }
+    async fn make(&self, op: Op, place: Place, tap: Option<Tap>) -> Result<Box<dyn Machine>, EngineError> {
+        place.fits(tap.as_ref())?;
+        let tap = tap.map(|Tap(queue)| queue);
         match self.script.operation(op) {
             Verdict::Go => {}
             Verdict::Fail => return Err(EngineError::Scripted("fail")),
@@ -62,9 +60,9 @@ impl StubEngine {
         }
         let fate = self.script.machine();
         match &self.agent {
-            StubAgent::InProcess => Ok(Box::new(InProcess::new(fate))),
+            StubAgent::InProcess => Ok(Box::new(InProcess::new(fate, tap))),
             StubAgent::Process(silkd) => {
-                let (housed, first) = self.serve(silkd.clone(), place.slot).await?;
+                let (housed, first) = self.serve(silkd.clone(), place.slot, tap).await?;
                 if fate.die {
                     housed.strike()?;
                 }
@@ -73,11 +71,13 @@ impl StubEngine {
         }
     }
 
-    /// Starts a silkd and waits until its port can be opened; after an error nothing is left.
+    /// Starts a silkd and waits until its port can be opened; after an error nothing is left. It has the TAP of its lane
+    /// as a VMM would, for its whole life and not in its programs, and nobody is behind it.
     async fn serve(
         &self,
         silkd: PathBuf,
         slot: SlotNumber,
+        tap: Option<OwnedFd>,
     ) -> Result<(Housed, tokio::net::UnixStream), EngineError> {
         let created = SlotDir::create(&names::run_dir(&self.run_root, slot));
         let dir = created.map_err(|error| {
@@ -98,7 +98,7 @@ impl StubEngine {
                     "--doors".into(),
                     DOORS.into(),
                 ],
-                keep: Vec::new(),
+                keep: tap.into_iter().collect(),
                 account: None,
                 file_limit: None,
                 inside: true,
@@ -165,20 +165,22 @@ impl Engine for StubEngine {
         &'a self,
         _image: &'a Image,
         place: Place,
+        tap: Option<Tap>,
         _purpose: Purpose,
     ) -> BoxFuture<'a, Result<Box<dyn Machine>, EngineError>> {
-        Box::pin(self.make(Op::Boot, place))
+        Box::pin(self.make(Op::Boot, place, tap))
     }
 
     fn clone_of<'a>(
         &'a self,
         capture: &'a Capture,
         place: Place,
+        tap: Option<Tap>,
     ) -> BoxFuture<'a, Result<Box<dyn Machine>, EngineError>> {
         Box::pin(async move {
             let fits = capture.fits(&self.facts());
             fits.map_err(|stale| EngineError::Capture(stale.into()))?;
-            self.make(Op::Clone, place).await
+            self.make(Op::Clone, place, tap).await
         })
     }
 

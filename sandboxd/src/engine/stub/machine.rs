@@ -176,18 +176,21 @@ impl Machine for ServedProcess {
 #[derive(Debug)]
 pub(super) struct InProcess {
     ended: CancellationToken,
+    /// Held while it lives.
+    tap: Mutex<Option<OwnedFd>>,
     mute: Option<Mute>,
     status: &'static str,
 }
 
 impl InProcess {
-    pub(super) fn new(fate: Fate) -> Self {
+    pub(super) fn new(fate: Fate, tap: Option<OwnedFd>) -> Self {
         let ended = CancellationToken::new();
         if fate.die {
             ended.cancel();
         }
         Self {
             ended,
+            tap: Mutex::new(tap.filter(|_| !fate.die)),
             mute: fate.mute.then(Mute::default),
             status: if fate.die {
                 "died by the fault script"
@@ -253,6 +256,7 @@ impl Machine for InProcess {
 
     fn kill(&self) -> BoxFuture<'_, Result<(), EngineError>> {
         self.ended.cancel();
+        drop(self.tap.lock().unwrap_or_else(PoisonError::into_inner).take());
         Box::pin(std::future::ready(Ok(())))
     }
 }

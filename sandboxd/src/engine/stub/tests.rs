@@ -56,7 +56,7 @@ fn engine(root: &Path, agent: StubAgent, faults: &str) -> StubEngine {
 }
 
 async fn boot(engine: &StubEngine, slot: u16) -> Result<Box<dyn Machine>, EngineError> {
-    Engine::boot(engine, &Image::absent(), place(slot), Purpose::Sandbox).await
+    Engine::boot(engine, &Image::absent(), place(slot), None, Purpose::Sandbox).await
 }
 
 fn is_stream(port: &Result<Port, EngineError>) -> bool {
@@ -229,16 +229,16 @@ async fn a_template_of_the_stub_is_a_manifest() {
     let capture = Capture::seal(root.path(), &manifest).unwrap();
     assert_eq!(Capture::open(root.path()).unwrap().manifest(), capture.manifest());
     engine.warm_up(&capture);
-    Engine::clone_of(&engine, &capture, place(2)).await.unwrap();
+    Engine::clone_of(&engine, &capture, place(2), None).await.unwrap();
     assert!(matches!(
-        Engine::clone_of(&engine, &capture, place(2)).await,
+        Engine::clone_of(&engine, &capture, place(2), None).await,
         Err(EngineError::Scripted(_))
     ));
     manifest.facts.engine = EngineKind::Qemu;
     let foreign = Capture::seal(root.path(), &manifest).unwrap();
     assert_ne!(foreign.digest(), capture.digest());
     assert!(matches!(
-        Engine::clone_of(&engine, &foreign, place(2)).await,
+        Engine::clone_of(&engine, &foreign, place(2), None).await,
         Err(EngineError::Capture(_))
     ));
     let missing = Capture::open(&root.path().join("nowhere"));

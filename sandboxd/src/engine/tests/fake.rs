@@ -19,7 +19,7 @@ use tokio::{
 use crate::{
     engine::{
         BoxFuture, Capture, Captured, Engine, EngineError, ExitReport, Facts, Found, Identity, Machine,
-        Place, Port, PortName, Pulse, Purpose,
+        Place, Port, PortName, Pulse, Purpose, Tap,
     },
     image::Image,
     link::fake::greet,
@@ -294,6 +294,7 @@ impl Engine for Fake {
         &'a self,
         _image: &'a Image,
         place: Place,
+        _tap: Option<Tap>,
         _purpose: Purpose,
     ) -> BoxFuture<'a, Result<Box<dyn Machine>, EngineError>> {
         Box::pin(self.make(Op::Boot, place))
@@ -303,6 +304,7 @@ impl Engine for Fake {
         &'a self,
         _capture: &'a Capture,
         place: Place,
+        _tap: Option<Tap>,
     ) -> BoxFuture<'a, Result<Box<dyn Machine>, EngineError>> {
         Box::pin(self.make(Op::Clone, place))
     }

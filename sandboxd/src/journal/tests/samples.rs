@@ -35,6 +35,7 @@ pub(in crate::journal) fn making(n: u16) -> Transition {
     Transition::Making {
         slot: SlotNumber(n),
         key: key(),
+        tap: Some(SlotNumber(n)),
         pool: Some("p".parse().unwrap()),
         tier: Tier::Warm,
         engine: EngineKind::Qemu,

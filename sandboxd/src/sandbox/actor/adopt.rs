@@ -29,7 +29,8 @@ impl Sandboxes {
     /// Puts a sandbox that an earlier daemon left in the registry, lease and all; nothing is done to it yet.
     pub fn admit(&self, row: Adoptable, reservation: Reservation) -> Admitted {
         let id = row.birth.id;
-        let actor = self.enter(row.birth, Some(reservation));
+        let taken = self.held(id, row.tap);
+        let actor = self.enter(row.birth, taken, Some(reservation));
         actor.sandbox.set_agent(row.agent);
         if let Life::Claimed(claim) = actor.sandbox.life() {
             actor.sandbox.arm(self, &claim);
@@ -53,7 +54,8 @@ impl Sandboxes {
         rebooted: bool,
     ) {
         let birth = row::birth(id, row, rebooted.then_some(&self.means().clock));
-        let actor = self.enter(birth, reservation);
+        let taken = self.held(id, row.holds_tap());
+        let actor = self.enter(birth, taken, reservation);
         let sandbox = Arc::clone(&actor.sandbox);
         if let Some(event) = event {
             // A row that is ending or gone already needs no second reason.
@@ -110,7 +112,8 @@ impl Actor {
             () = owners.stopping() => return,
             taken = Box::pin(self.take_up(identity, size)) => taken.map_err(|error| match &error {
                 StepError::Engine(EngineError::Gone { .. }) | StepError::Exited(_) => Why::with(WhyKind::LostOnRestart, chain(&error)),
-                StepError::Late { .. } | StepError::Engine(_) | StepError::Link(_) | StepError::Agent(_)
+                StepError::Late { .. } | StepError::Engine(_) | StepError::Net(_) | StepError::Serve(_)
+                | StepError::Link(_) | StepError::Agent(_)
                 | StepError::NotReady(_) | StepError::Foreign => {
                     Why::with(WhyKind::AgentLost, chain(&error))
                 }
@@ -144,6 +147,10 @@ impl Actor {
         let attach = means.engine.attach(place, identity);
         let machine = within("attach", limits.attach, StepError::Engine, attach).await?;
         let machine = Arc::clone(self.machine.insert(Arc::from(machine)));
+        // Without doors it reaches nothing, which is no reason to end somebody's work.
+        if let Err(error) = Box::pin(self.bind_doors()).await {
+            tracing::error!(sandbox = %self.sandbox.id, error = %chain(&error), "its doors cannot be opened again");
+        }
         let opened = Box::pin(open_link(machine.as_ref(), &self.sandboxes, limit)).await?;
         // Its doors deny, or serve the claim of its record, already; a guest that does not come to them is served without.
         let opening = Box::pin(self.open_doors(&machine));

@@ -6,10 +6,12 @@ use tracing::Instrument as _;
 
 use super::{
     Actor,
+    doors::tell,
     steps::{StepError, within},
 };
 use crate::{
     faults,
+    net::{Draining, Taken},
     sandbox::life::{Event, Life},
     telemetry::{chain, span},
 };
@@ -32,6 +34,8 @@ impl Actor {
         }
         self.sandbox.set_link(None);
         self.sandbox.door().stop().await;
+        let draining = self.sandbox.taken().map(Taken::release);
+        tell(draining.as_ref(), Draining::doors_shut);
         faults::passage("sandbox.before_kill");
         let (mut pause, mut stuck) = (Duration::from_millis(100), false);
         loop {
@@ -64,6 +68,7 @@ impl Actor {
         faults::passage("sandbox.gone");
         // Invariant 11. The VM is proved gone, and the record says so: a later one may name the slot. The other way
         // round a kill in between would leave two rows with one slot, and the end of the first would end the second.
+        tell(draining.as_ref(), Draining::vmm_gone);
         drop(self.sandbox.give_place_back());
         if let Some(why) = self.sandbox.with_life(|life| life.why().cloned()) {
             means.metrics.sandbox.ended(why.kind.metric());

@@ -12,10 +12,11 @@ use super::{
 use crate::{
     admission::Full,
     agent::{self, RenewMode, RenewSpec},
-    engine::{Capture, CaptureError, EngineError, Place, Purpose},
+    engine::{Capture, CaptureError, EngineError, Place, Purpose, Tap},
     faults,
     image::Image,
     journal::{AppendError, Transition},
+    net::{self, NetError, Taken},
     random,
     sandbox::{
         entry::{AgentFacts, ApplyError, Birth, Warm},
@@ -60,6 +61,9 @@ pub enum MakeError {
     /// There is no room on this node.
     #[error("the node has no room: {0}")]
     Capacity(Full),
+    /// Its lane cannot be had, or has no slot for it now.
+    #[error("{0}")]
+    Net(NetError),
     /// The intent cannot be recorded.
     #[error("the making cannot be recorded")]
     Journal(#[source] AppendError),
@@ -97,7 +101,7 @@ impl MakeError {
     fn why(&self) -> Why {
         match self {
             Self::Failed(why) | Self::Exhausted(why) => why.clone(),
-            Self::Capacity(_) | Self::Journal(_) | Self::Capture(_) => {
+            Self::Capacity(_) | Self::Net(_) | Self::Journal(_) | Self::Capture(_) => {
                 Why::with(WhyKind::MakeFailed, chain(self))
             }
         }
@@ -118,6 +122,8 @@ impl Sandboxes {
             .admission
             .try_reserve(spec.size)
             .map_err(MakeError::Capacity)?;
+        let card = net::card(self.means().net.as_deref(), spec.key.lane);
+        let (taken, tap) = Box::pin(card).await.map_err(MakeError::Net)?.unzip();
         let id = SandboxId::from_random(random::bytes());
         let digest = match &spec.source {
             Source::Clone(capture) => capture.digest(),
@@ -128,6 +134,7 @@ impl Sandboxes {
         let intent = Transition::Making {
             slot: reservation.slot(),
             key: spec.key.clone(),
+            tap: taken.as_ref().map(Taken::slot),
             pool: spec.pool.clone(),
             tier: spec.tier,
             engine: self.means().engine.kind(),
@@ -154,9 +161,9 @@ impl Sandboxes {
             life: Life::Making,
         };
         let (answer, made) = oneshot::channel();
-        let actor = self.enter(birth, Some(reservation));
+        let actor = self.enter(birth, taken, Some(reservation));
         let sandbox = Arc::clone(&actor.sandbox);
-        self.own(&sandbox, actor.make(spec, meter, answer));
+        self.own(&sandbox, actor.make(spec, tap.map(Tap), meter, answer));
         // The owner always answers; were it to panic, its sandbox would be one that was never made.
         made.await
             .unwrap_or_else(|_panicked| Err(MakeError::Failed(Why::of(WhyKind::MakeFailed))))
@@ -167,6 +174,7 @@ impl Actor {
     async fn make(
         mut self,
         spec: MakeSpec,
+        tap: Option<Tap>,
         mut meter: Meter,
         answer: oneshot::Sender<Result<Warm, MakeError>>,
     ) {
@@ -176,7 +184,7 @@ impl Actor {
             biased;
             () = sandbox.wake.notified() => Err(None),
             () = owners.stopping() => Err(Some(MakeError::Failed(Why::of(WhyKind::Stopped)))),
-            made = Box::pin(self.bring_up(&spec, &mut meter)) => made.map_err(|error| Some(MakeError::of(&error))),
+            made = Box::pin(self.bring_up(&spec, tap, &mut meter)) => made.map_err(|error| Some(MakeError::of(&error))),
         };
         let made = made.and_then(|record| {
             let made = self.sandbox.apply(&self.sandboxes, Event::Made(Box::new(record)));
@@ -215,7 +223,12 @@ impl Actor {
     }
 
     /// Machine, link, identity: the chain of a making.
-    async fn bring_up(&mut self, spec: &MakeSpec, meter: &mut Meter) -> Result<Transition, StepError> {
+    async fn bring_up(
+        &mut self,
+        spec: &MakeSpec,
+        tap: Option<Tap>,
+        meter: &mut Meter,
+    ) -> Result<Transition, StepError> {
         let means = self.sandboxes.means();
         let limits = means.deadlines;
         let place = Place {
@@ -223,9 +236,12 @@ impl Actor {
             size: spec.size,
             lane: spec.key.lane,
         };
+        // They deny before its first instruction.
+        Box::pin(self.bind_doors()).await?;
+        faults::passage("sandbox.doors_bound");
         let (machine, hello_limit, mode) = match &spec.source {
             Source::Clone(capture) => {
-                let clone = means.engine.clone_of(capture, place);
+                let clone = means.engine.clone_of(capture, place, tap);
                 (
                     within("clone", limits.clone, StepError::Engine, clone).await?,
                     limits.hello,
@@ -233,7 +249,7 @@ impl Actor {
                 )
             }
             Source::Boot(image) => {
-                let boot = means.engine.boot(image, place, Purpose::Sandbox);
+                let boot = means.engine.boot(image, place, tap, Purpose::Sandbox);
                 (
                     within("boot", limits.boot, StepError::Engine, boot).await?,
                     limits.boot,

@@ -1,12 +1,13 @@
 //! The task that owns one sandbox: makes or adopts it, keeps watch over its machine and its link, and tears it down.
 //!
-//! [`make`] and [`adopt`] begin a life, each by [`steps`] that have a limit; [`watch`] goes on until there is a reason to
+//! [`make`] and [`adopt`] begin a life, each by [`steps`] that have a limit, its way to its [`doors`] among them; [`watch`] goes on until there is a reason to
 //! end; [`end`] is the one teardown.
 //!
 //! Invariant 21: ending always progresses; twice is harmless. Whatever is under way, the wish to end is looked at first;
 //! a teardown step that fails is tried again for ever, with growing pauses, and is shown.
 
 mod adopt;
+mod doors;
 mod end;
 mod make;
 mod steps;
@@ -26,7 +27,7 @@ use super::{
     life::{Event, Why, WhyKind},
     registry::Sandboxes,
 };
-use crate::{admission::Reservation, engine::Machine, telemetry::span};
+use crate::{admission::Reservation, engine::Machine, net::Taken, telemetry::span};
 
 #[derive(Debug)]
 struct Actor {
@@ -36,9 +37,9 @@ struct Actor {
 }
 
 impl Sandboxes {
-    fn enter(&self, birth: Birth, reservation: Option<Reservation>) -> Actor {
+    fn enter(&self, birth: Birth, taken: Option<Taken>, reservation: Option<Reservation>) -> Actor {
         let door = self.means().egress.door(birth.id);
-        let sandbox = Arc::new(Sandbox::new(birth, reservation, door));
+        let sandbox = Arc::new(Sandbox::new(birth, taken, reservation, door));
         self.insert(Arc::clone(&sandbox));
         Actor {
             sandbox,

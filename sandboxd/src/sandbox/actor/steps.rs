@@ -1,14 +1,14 @@
 //! What making, adopting and relinking are done by: steps that end in time, or say which one did not.
 
-use std::{sync::Arc, time::Duration};
+use std::{io, time::Duration};
 
 use tokio::time::timeout;
 
-use super::Actor;
 use crate::{
     agent::{self, AgentError},
     engine::{EngineError, ExitReport, Machine, Port, PortName},
     link::{self, Opened},
+    net::NetError,
     random,
     sandbox::registry::Sandboxes,
 };
@@ -26,6 +26,10 @@ pub(super) enum StepError {
     Engine(#[source] EngineError),
     #[error("the machine ended: {0}")]
     Exited(ExitReport),
+    #[error("doors")]
+    Net(#[source] NetError),
+    #[error("serve the doors")]
+    Serve(#[source] io::Error),
     #[error("link")]
     Link(#[source] link::LinkError),
     #[error("agent")]
@@ -83,27 +87,5 @@ async fn greet(machine: &dyn Machine, sandboxes: &Sandboxes, limit: Duration) ->
             within("hello", limit, StepError::Link, opening).await
         }
         Port::InProcess => Ok(agent::local_link(clock)),
-    }
-}
-
-impl Actor {
-    /// Opens the guest's connection for its doors and has it kept. A guest in this process has none.
-    pub(super) async fn open_doors(&self, machine: &Arc<dyn Machine>) -> Result<(), EngineError> {
-        let Port::Stream(first) = machine.connect(PortName::Egress).await? else {
-            return Ok(());
-        };
-        let door = self.sandbox.door();
-        let machine = Arc::clone(machine);
-        door.keep_link(first, move || {
-            let machine = Arc::clone(&machine);
-            async move {
-                match machine.connect(PortName::Egress).await {
-                    Ok(Port::Stream(stream)) => Some(stream),
-                    Ok(Port::InProcess) | Err(_) => None,
-                }
-            }
-        });
-        door.linked().await;
-        Ok(())
     }
 }

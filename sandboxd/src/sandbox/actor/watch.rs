@@ -137,6 +137,8 @@ impl Actor {
                     StepError::Exited(report) => Why::with(WhyKind::VmExited, report),
                     StepError::Late { .. }
                     | StepError::Engine(_)
+                    | StepError::Net(_)
+                    | StepError::Serve(_)
                     | StepError::Link(_)
                     | StepError::Agent(_)
                     | StepError::NotReady(_)

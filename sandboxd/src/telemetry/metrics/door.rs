@@ -16,9 +16,8 @@ impl DoorMetrics {
         Self(book.register(Metric::DoorDecisions))
     }
 
-    /// A door decided; `reason`: why it refused, if it did.
-    pub fn decided(&self, is_socks5: bool, reason: Option<DoorReason>, would_deny: bool) {
-        let door = if is_socks5 { "socks5" } else { "http" };
+    /// A door decided: `http`, `socks5` or `dns`; `reason`: why it refused, if it did.
+    pub fn decided(&self, door: &'static str, reason: Option<DoorReason>, would_deny: bool) {
         let verdict = match (reason, would_deny) {
             (Some(_), _) => "deny",
             (None, true) => "would_deny",

@@ -30,7 +30,7 @@ async fn door_half_close_both_ways() {
         let mut io = bench.connect(kind);
         match kind {
             DoorKind::Http => drop(tunnel(&mut io, &format!("allowed.test:{port}")).await),
-            DoorKind::Socks5 => assert_eq!(socks5(&mut io, "allowed.test", port).await, 0),
+            DoorKind::Socks5 | DoorKind::Dns => assert_eq!(socks5(&mut io, "allowed.test", port).await, 0),
         }
         // Ours ends first, and what the origin says after that still comes.
         io.write_all(b"to and fro").await.unwrap();

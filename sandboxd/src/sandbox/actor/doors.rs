@@ -1,0 +1,83 @@
+//! A sandbox's ways to its doors: the connection that its guest opens for them, or the slot of lane guarded on which they
+//! listen.
+
+use std::sync::Arc;
+
+use sandbox_protocol::id::SandboxId;
+
+use super::{
+    Actor,
+    steps::{StepError, within},
+};
+use crate::{
+    engine::{EngineError, Machine, Port, PortName},
+    names::SlotNumber,
+    net::{Draining, NetError, Taken},
+    sandbox::{life::Life, registry::Sandboxes},
+    words::Lane,
+};
+
+impl Sandboxes {
+    /// The slot that a sandbox of an earlier daemon has on lane guarded. Without it the sandbox lives on and reaches nothing.
+    pub(super) fn held(&self, id: SandboxId, slot: Option<SlotNumber>) -> Option<Taken> {
+        let slot = slot?;
+        let lane = self.means().net.as_deref().ok_or(NetError::Off);
+        let held = lane.and_then(|lane| lane.adopt(slot));
+        held.inspect_err(|error| tracing::error!(sandbox = %id, %error, "its network slot cannot be taken up: it reaches nothing"))
+            .ok()
+    }
+}
+
+/// Tells a slot, if there is one, what became of its sandbox.
+pub(super) fn tell(draining: Option<&Draining>, news: impl FnOnce(&Draining) -> Result<(), NetError>) {
+    if let Some(Err(error)) = draining.map(news) {
+        tracing::error!(%error, "a network slot cannot be told what became of its sandbox");
+    }
+}
+
+impl Actor {
+    /// Has the doors listen on the sandbox's TAP, where it has one: they deny unless its claim has armed them already.
+    pub(super) async fn bind_doors(&self) -> Result<(), StepError> {
+        let Some(taken) = self.sandbox.taken() else {
+            return Ok(());
+        };
+        let limit = self.sandboxes.means().deadlines.hello;
+        let doors = within("bind", limit, StepError::Net, taken.bind()).await?;
+        let served = self.sandbox.door().listen(doors.http, doors.socks5);
+        let served = served.and_then(|()| self.sandbox.door().listen_dns(doors.dns, doors.dns_stream));
+        served.map_err(StepError::Serve)?;
+        self.sandbox.with_life(|life| match life {
+            Life::Claimed(_) => taken.arm().map_err(StepError::Net),
+            Life::Making
+            | Life::Warm
+            | Life::Ending { .. }
+            | Life::Failed { .. }
+            | Life::Quarantined { .. }
+            | Life::Gone { .. } => Ok(()),
+        })
+    }
+
+    /// Opens the guest's connection for its doors and has it kept. A guest in this process has none, and one of lane
+    /// guarded comes by its TAP.
+    pub(super) async fn open_doors(&self, machine: &Arc<dyn Machine>) -> Result<(), EngineError> {
+        if self.sandbox.key.lane == Lane::Guarded {
+            return Ok(());
+        }
+        let Port::Stream(first) = machine.connect(PortName::Egress).await? else {
+            return Ok(());
+        };
+        let door = self.sandbox.door();
+        let machine = Arc::clone(machine);
+        door.keep_link(first, move || {
+            let machine = Arc::clone(&machine);
+            async move {
+                match machine.connect(PortName::Egress).await {
+                    Ok(Port::Stream(stream)) => Some(stream),
+                    Ok(Port::InProcess) | Err(_) => None,
+                }
+            }
+        });
+        door.linked().await;
+        Ok(())
+    }
+}
