@@ -152,7 +152,7 @@ impl Pool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn now(&self) -> Tick {
+    pub(super) fn now(&self) -> Tick {
         self.pools.0.sandboxes.means().clock.tick()
     }
 

@@ -118,7 +118,9 @@ fn begin(pools: &Pools, pool: &Arc<Pool>, capture: &Capture, last: &mut Option<N
     begun
 }
 
-/// A piece that the pool counts as coming. However its making ends, it is counted out and its turn given back.
+/// A piece that the pool counts as coming. However its making ends, it is counted out and its turn given back. One that ends
+/// without a word (it panicked, or the runtime goes away and drops each task at its start) has failed like any other: begun
+/// anew without a pause, it would be begun for ever.
 struct Piece {
     pool: Arc<Pool>,
     turn: Option<Turn>,
@@ -137,6 +139,11 @@ impl Drop for Piece {
     fn drop(&mut self) {
         if self.is_counted {
             drop(self.turn.take());
+            fail(
+                &self.pool,
+                Reason::TemplateFailed,
+                "its making was dropped".to_owned(),
+            );
             self.pool.made(Err(()), Duration::ZERO);
         }
     }
@@ -177,7 +184,7 @@ fn prepare(pools: &Pools, pool: &Arc<Pool>, died: bool, wake_at: &mut Option<Tic
         if let Err(error) = built {
             let (reason, message) = (error.reason(), error.chain());
             tracing::warn!(pool = %pool.name(), reason = reason.as_str(), %message, "no template to refill from");
-            fail(&pools, &pool, reason, message);
+            fail(&pool, reason, message);
         }
         pools.changed();
     });
@@ -212,30 +219,30 @@ async fn make_one(pools: Pools, piece: Piece, capture: Capture) {
             }
         }
         // Slots come back, and the packet filter too, without a vacancy that tells of it.
-        MakeError::Net(error) => fail(&pools, &pool, error.reason(), error.to_string()),
-        MakeError::Journal(error) => fail(&pools, &pool, error.reason(), error.to_string()),
+        MakeError::Net(error) => fail(&pool, error.reason(), error.to_string()),
+        MakeError::Journal(error) => fail(&pool, error.reason(), error.to_string()),
         // The next pass builds it anew; it counts as failed too, so that captures that never load are not built without
         // a pause.
         MakeError::Capture(why) => {
-            fail(&pools, &pool, Reason::TemplateFailed, why.clone());
+            fail(&pool, Reason::TemplateFailed, why.clone());
             pools.spoil(&key, digest, why);
         }
         MakeError::Failed(why) if why.kind == WhyKind::Stopped => {}
         // No vacancy tells when the host has room again: it is tried with growing pauses, as after a failure.
         MakeError::Exhausted(why) => {
             tracing::warn!(pool = %pool.name(), %why, "the host has run out of something");
-            fail(&pools, &pool, Reason::Capacity, why.to_string());
+            fail(&pool, Reason::Capacity, why.to_string());
         }
         MakeError::Failed(why) => {
             tracing::warn!(pool = %pool.name(), %why, "refill failed");
-            fail(&pools, &pool, Reason::TemplateFailed, why.to_string());
+            fail(&pool, Reason::TemplateFailed, why.to_string());
         }
     });
     piece.over(made, now.since(begun));
 }
 
-fn fail(pools: &Pools, pool: &Pool, reason: Reason, message: String) {
-    let now = pools.0.sandboxes.means().clock.tick();
+fn fail(pool: &Pool, reason: Reason, message: String) {
+    let now = pool.now();
     let [byte] = random::bytes();
     let jitter = f64::from(byte) / f64::from(u8::MAX);
     pool.with_policy(|policy| policy.failed(reason, message, now, jitter));
@@ -257,4 +264,42 @@ pub(super) async fn recheck(pools: Pools, pool: Arc<Pool>, warm: Warm) {
         None
     };
     pool.rechecked(kept);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        claim::tests::rooms::{Rooms, key},
+        pool::{LeaseBounds, Spec},
+    };
+
+    #[tokio::test]
+    async fn a_making_that_is_dropped_has_failed() {
+        let rooms = Rooms::new();
+        let spec = Spec {
+            name: "p".parse().unwrap(),
+            key: key(),
+            warm: 8,
+            warm_max: 8,
+            lease: LeaseBounds::DEFAULT,
+            doors: Default::default(),
+            source: crate::pool::Source::Applied,
+        };
+        let (pool, _written) = rooms.claims.pools.apply(spec).unwrap();
+        let begin = || pool.plan(1, false).0.start;
+        // The first failure is tried again at once, the next with a pause.
+        for _ in 0..2 {
+            assert_eq!(begin(), 1);
+            drop(Piece {
+                pool: Arc::clone(&pool),
+                turn: None,
+                is_counted: true,
+            });
+        }
+        assert_eq!(begin(), 0);
+        let parked = pool.view().parked.unwrap();
+        assert!(parked.retry_at.is_some(), "{parked:?}");
+        assert_eq!(pool.view().making, 0);
+    }
 }
