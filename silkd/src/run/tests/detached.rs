@@ -244,17 +244,27 @@ async fn two_readers_same_bytes() {
 async fn hold_blocks_gap_does_not() {
     let guest = Guest::start();
     let bytes = 4 * 1024 * 1024_u64;
-    let mut request = detached(sh(&format!("head -c {bytes} /dev/zero; echo end >&2")));
-    request.log_bytes = 256 * 1024;
+    // Neither says a word before its reader is there.
+    let dir = tempfile::tempdir().unwrap();
+    let go = |name: &str| dir.path().join(name);
+    let waiting = |name: &str| {
+        let file = go(name).display().to_string();
+        let script =
+            format!("until [ -e {file} ]; do sleep 0.01; done; head -c {bytes} /dev/zero; echo end >&2");
+        let mut request = detached(sh(&script));
+        request.log_bytes = 256 * 1024;
+        request
+    };
     // Whoever follows and does not read holds up nobody.
-    let gap = guest.spawn(request.clone()).await.unwrap();
+    let gap = guest.spawn(waiting("gap")).await.unwrap();
     let mut lazy = guest.attach(to(gap.id)).await.unwrap();
+    std::fs::write(go("gap"), "").unwrap();
     guest.exit_of(gap.id).await;
     let heard = lazy.finish().await;
     assert!(heard.missed > 0);
     assert_eq!(heard.missed + u64::try_from(heard.data.len()).unwrap(), bytes + 4);
     // Unless the program is to wait: then nothing is lost, and it stands still meanwhile.
-    let held = guest.spawn(request).await.unwrap();
+    let held = guest.spawn(waiting("held")).await.unwrap();
     let mut slow = guest
         .attach(AttachStart {
             flow: Flow::Hold.into(),
@@ -262,6 +272,7 @@ async fn hold_blocks_gap_does_not() {
         })
         .await
         .unwrap();
+    std::fs::write(go("held"), "").unwrap();
     let mut before = 0;
     eventually("it stands still", || {
         let end = row(&guest, held.id).log_end;
