@@ -258,7 +258,7 @@ async fn hold_blocks_gap_does_not() {
     // Whoever follows and does not read holds up nobody.
     let gap = guest.spawn(waiting("gap")).await.unwrap();
     let mut lazy = guest.attach(to(gap.id)).await.unwrap();
-    std::fs::write(go("gap"), "").unwrap();
+    std::fs::create_dir(go("gap")).unwrap();
     guest.exit_of(gap.id).await;
     let heard = lazy.finish().await;
     assert!(heard.missed > 0);
@@ -272,7 +272,7 @@ async fn hold_blocks_gap_does_not() {
         })
         .await
         .unwrap();
-    std::fs::write(go("held"), "").unwrap();
+    std::fs::create_dir(go("held")).unwrap();
     let mut before = 0;
     eventually("it stands still", || {
         let end = row(&guest, held.id).log_end;
