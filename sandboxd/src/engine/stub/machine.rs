@@ -107,19 +107,30 @@ pub(super) async fn open(dir: &SlotDir, port: PortName) -> Result<UnixStream, En
 }
 
 async fn wait_and_connect(dir: &SlotDir, name: &str) -> io::Result<UnixStream> {
+    let mut watch = None;
+    loop {
+        match (dir.connect(name).await, &watch) {
+            (Ok(stream), _) => return Ok(stream),
+            // Looked for once more behind it, so that no name comes unseen. A user has few watches (128 where the kernel's
+            // default stands), and each silkd has one: with none left the name is looked for again and again.
+            (Err(error), None) if error.kind() == io::ErrorKind::NotFound => match names_in(dir) {
+                Ok(made) => watch = Some(made),
+                Err(_none_left) => sleep(LISTENING).await,
+            },
+            (Err(error), Some(watch)) if error.kind() == io::ErrorKind::NotFound => changed(watch).await?,
+            // Its name is there, its listener is not yet, and no event tells of that: `bind` and `listen` are two calls.
+            (Err(error), _) if error.kind() == io::ErrorKind::ConnectionRefused => sleep(LISTENING).await,
+            (Err(error), _) => return Err(error),
+        }
+    }
+}
+
+/// Tells of new names in the folder.
+fn names_in(dir: &SlotDir) -> io::Result<AsyncFd<OwnedFd>> {
     let watch = inotify::init(inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC)?;
     let news = inotify::WatchFlags::CREATE | inotify::WatchFlags::MOVED_TO;
     inotify::add_watch(&watch, dir.path(), news)?;
-    let watch = sys::watch(watch, Interest::READABLE)?;
-    loop {
-        match dir.connect(name).await {
-            Ok(stream) => return Ok(stream),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => changed(&watch).await?,
-            // Its name is there, its listener is not yet, and no event tells of that: `bind` and `listen` are two calls.
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => sleep(LISTENING).await,
-            Err(error) => return Err(error),
-        }
-    }
+    sys::watch(watch, Interest::READABLE)
 }
 
 /// Waits for a new name and forgets about it.
