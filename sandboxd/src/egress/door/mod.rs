@@ -6,6 +6,7 @@ pub mod guard;
 mod http;
 mod keep;
 mod link;
+mod onward;
 pub mod socks5;
 mod stream;
 mod tap;
