@@ -317,7 +317,7 @@ fn policy(layer: &Layer) -> v1::EgressPolicy {
             ports: fields.ports.clone(),
             methods: fields.methods.clone(),
             paths: fields.paths.clone(),
-            intercept: false,
+            intercept: fields.intercept,
             message: fields.message.clone(),
         }
     };

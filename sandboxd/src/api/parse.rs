@@ -247,6 +247,7 @@ pub(super) fn layer(policy: v1::EgressPolicy) -> Result<Arc<Layer>, Refusal> {
             methods: rule.methods,
             paths: rule.paths,
             message: rule.message,
+            ..RuleFields::default()
         })
     };
     let rules = policy

@@ -258,7 +258,9 @@ impl Visit {
     fn record(&self, target: &str, seen: Seen<'_>, outcome: Outcome, decider: Decider) -> Arc<Decided> {
         let (method, path) = match seen {
             Seen::Tunnel => ("", ""),
-            Seen::Request { method, path } => (method, path.split(['?', '#']).next().unwrap_or_default()),
+            Seen::Request { method, path } | Seen::Inside { method, path } => {
+                (method, path.split(['?', '#']).next().unwrap_or_default())
+            }
         };
         let short = |text: &str| {
             let cut = text.floor_char_boundary(TEXT);

@@ -221,6 +221,9 @@ pub struct RuleRow {
     /// Prefixes of paths.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub paths: Vec<String>,
+    /// Its tunnels are looked into.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub intercept: bool,
     /// Told to whoever it denies.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,

@@ -24,6 +24,13 @@ pub enum Seen<'a> {
         /// Its path, with its query.
         path: &'a str,
     },
+    /// A request inside a tunnel that is looked into.
+    Inside {
+        /// Its method, in the case in which it was sent.
+        method: &'a str,
+        /// Its path, with its query.
+        path: &'a str,
+    },
 }
 
 /// Whose layer it is.
@@ -130,6 +137,8 @@ pub struct SideVerdict<'a> {
     pub layer: Option<&'a Layer>,
     /// What it says.
     pub ruling: Ruling<'a>,
+    /// It wants to see what is inside the tunnel.
+    pub looks_inside: bool,
 }
 
 impl SideVerdict<'_> {
@@ -162,6 +171,30 @@ impl<'a> Decision<'a> {
     #[must_use]
     pub fn would_deny(&self) -> Option<&SideVerdict<'a>> {
         self.0.iter().find(|verdict| verdict.would_deny())
+    }
+
+    /// Whether a tunnel has to be looked into: a side decides by a rule that asks for it.
+    #[must_use]
+    pub fn looks_inside(&self) -> bool {
+        self.0.iter().any(|verdict| verdict.looks_inside)
+    }
+
+    /// The secret that the request is given: of the pool's deciding rule, before the tenant's. What passes by report mode
+    /// gets none.
+    #[must_use]
+    pub fn secret(&self) -> Option<&'a str> {
+        if self.denial().is_some() || self.would_deny().is_some() {
+            return None;
+        }
+        self.0.iter().find_map(|verdict| {
+            let enforces = verdict.layer.is_some_and(|layer| layer.mode() == Mode::Enforce);
+            match (verdict.side, verdict.ruling) {
+                (Side::Pool | Side::Tenant, Ruling::Allowed(Some(rule))) if enforces => {
+                    rule.fields().secret.as_deref()
+                }
+                (Side::Pool | Side::Tenant | Side::Claim, _) => None,
+            }
+        })
     }
 
     /// The rule that allowed it, of the first side that has one.
@@ -225,17 +258,23 @@ pub fn decide<'a>(sides: &'a Sides, target: &Authority, seen: Seen<'_>) -> Decis
         rule: None,
         nearest: None,
     };
-    let named = |side, named: &'a Named| SideVerdict {
-        side,
-        name: Some(&named.name),
-        layer: Some(&*named.layer),
-        ruling: judge(&named.layer, target, seen),
+    let judged = |side, name, layer: &'a Layer| {
+        let (ruling, looks_inside) = judge(layer, target, seen);
+        SideVerdict {
+            side,
+            name,
+            layer: Some(layer),
+            ruling,
+            looks_inside,
+        }
     };
+    let named = |side, named: &'a Named| judged(side, Some(&named.name), &named.layer);
     let bare = |side, ruling| SideVerdict {
         side,
         name: None,
         layer: None,
         ruling,
+        looks_inside: false,
     };
     let pool = match &sides.pool {
         PoolSide::Missing => bare(Side::Pool, missing),
@@ -249,38 +288,40 @@ pub fn decide<'a>(sides: &'a Sides, target: &Authority, seen: Seen<'_>) -> Decis
     let claim = match &sides.claim {
         ClaimSide::Missing => bare(Side::Claim, missing),
         ClaimSide::Open => bare(Side::Claim, Ruling::Allowed(None)),
-        ClaimSide::Layer(layer) => SideVerdict {
-            side: Side::Claim,
-            name: None,
-            layer: Some(layer),
-            ruling: judge(layer, target, seen),
-        },
+        ClaimSide::Layer(layer) => judged(Side::Claim, None, layer),
     };
     Decision([pool, tenant, claim])
 }
 
-/// What one layer says: its first rule that matches, or why none does.
-fn judge<'a>(layer: &'a Layer, target: &Authority, seen: Seen<'_>) -> Ruling<'a> {
+/// What one layer says: its first rule that matches, or why none does; and whether it wants to see inside the tunnel.
+fn judge<'a>(layer: &'a Layer, target: &Authority, seen: Seen<'_>) -> (Ruling<'a>, bool) {
+    let mut looks_inside = false;
     let mut nearest: Option<(Reached, &Rule)> = None;
     for rule in layer.rules() {
         let effect = rule.fields().effect;
         let reached = rule.reached(target, seen);
         match (reached, effect) {
-            (Reached::All, Effect::Allow) => return Ruling::Allowed(Some(rule)),
+            (Reached::All, Effect::Allow) => {
+                looks_inside |= seen == Seen::Tunnel && rule.fields().intercept;
+                return (Ruling::Allowed(Some(rule)), looks_inside);
+            }
+            (Reached::Inside, Effect::Allow | Effect::Deny) => looks_inside = true,
             (Reached::All, Effect::Deny) => {
-                return Ruling::Denied {
+                let denied = Ruling::Denied {
                     reason: DoorReason::DeniedByRule,
                     rule: Some(rule),
                     nearest: None,
                 };
+                return (denied, false);
             }
             // Whether it matches hangs on who reads it: refused, and not repaired.
             (Reached::OddPath, Effect::Allow | Effect::Deny) => {
-                return Ruling::Denied {
+                let denied = Ruling::Denied {
                     reason: DoorReason::PathNotCanonical,
                     rule: Some(rule),
                     nearest: None,
                 };
+                return (denied, false);
             }
             (Reached::Nothing, Effect::Allow | Effect::Deny)
             | (Reached::Host | Reached::Port | Reached::Visible | Reached::Method, Effect::Deny) => {}
@@ -296,14 +337,16 @@ fn judge<'a>(layer: &'a Layer, target: &Authority, seen: Seen<'_>) -> Ruling<'a>
         Reached::Port => DoorReason::NeedsVisibleRequest,
         Reached::Visible => DoorReason::MethodNotAllowed,
         Reached::Method => DoorReason::PathNotAllowed,
-        Reached::Nothing | Reached::OddPath | Reached::All => match target.host() {
+        Reached::Nothing | Reached::OddPath | Reached::Inside | Reached::All => match target.host() {
             Host::Name(_) => DoorReason::HostNotAllowed,
             Host::Address(_) => DoorReason::AddressLiteral,
         },
     };
-    Ruling::Denied {
+    let denied = Ruling::Denied {
         reason,
         rule: None,
         nearest: nearest.map(|(_, rule)| rule),
-    }
+    };
+    // What passes by report mode alone is seen too, if a rule asked for it.
+    (denied, looks_inside)
 }

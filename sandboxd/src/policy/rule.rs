@@ -12,6 +12,8 @@ use super::{
 
 /// Ports of a rule that names none.
 pub(super) const PORTS: [u16; 2] = [80, 443];
+/// The port of a rule that looks into TLS and names none.
+const TLS: u16 = 443;
 /// Longest id and longest message of a rule.
 const ID: usize = 64;
 const MESSAGE: usize = 256;
@@ -47,8 +49,24 @@ pub struct RuleFields {
     pub methods: Vec<String>,
     /// Prefixes of paths; none: any, and tunnels too.
     pub paths: Vec<String>,
+    /// Tunnels that it decides are looked into, and methods, paths and secret are about the requests inside.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub intercept: bool,
+    /// Name of the secret that its requests are given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub secret: Option<String>,
+    /// The secret may go out in plain requests.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub cleartext_secret: bool,
     /// What is told to whoever it denies.
     pub message: String,
+}
+
+impl RuleFields {
+    /// Whether it judges what a tunnel hides.
+    const fn is_about_requests(&self) -> bool {
+        !self.methods.is_empty() || !self.paths.is_empty() || self.secret.is_some()
+    }
 }
 
 /// What is wrong with a field of a rule.
@@ -138,7 +156,7 @@ pub(super) enum Reached {
     Nothing,
     /// Its port is another.
     Host,
-    /// The rule judges what a tunnel hides.
+    /// The rule judges what a tunnel hides, or what is not in one.
     Port,
     /// Its method is another.
     Visible,
@@ -146,6 +164,8 @@ pub(super) enum Reached {
     Method,
     /// Its path can be read in two ways.
     OddPath,
+    /// It decides, and not before the requests inside the tunnel are seen.
+    Inside,
     /// It matches.
     All,
 }
@@ -185,6 +205,7 @@ impl Rule {
         }
         let ports = ports(&fields, &mut fault);
         requests(&fields, &mut fault);
+        secret(&fields, &mut fault);
         for (field, is_long) in [
             ("host", fields.host.len() > super::layer::HOSTS),
             ("ports", fields.ports.len() > LIST),
@@ -245,11 +266,18 @@ impl Rule {
             return Reached::Host;
         }
         let RuleFields { methods, paths, .. } = &self.fields;
-        if methods.is_empty() && paths.is_empty() {
-            return Reached::All;
-        }
-        let Seen::Request { method, path } = seen else {
-            return Reached::Port;
+        let (method, path) = match (seen, self.fields.intercept) {
+            // What it says of requests waits for them; a denial of some is none of the tunnel.
+            (Seen::Tunnel, true) if self.fields.effect == Effect::Deny && self.fields.is_about_requests() => {
+                return Reached::Inside;
+            }
+            (Seen::Tunnel, true) => return Reached::All,
+            (Seen::Tunnel | Seen::Inside { .. }, false) if self.fields.is_about_requests() => {
+                return Reached::Port;
+            }
+            (Seen::Tunnel, false) => return Reached::All,
+            (Seen::Request { .. }, true) => return Reached::Port,
+            (Seen::Request { method, path }, false) | (Seen::Inside { method, path }, _) => (method, path),
         };
         if !methods.is_empty() && !methods.iter().any(|mine| mine == method) {
             return Reached::Visible;
@@ -294,9 +322,34 @@ fn requests(fields: &RuleFields, fault: &mut impl FnMut(&'static str, String, &'
     }
 }
 
+/// Checks what is said about a secret.
+fn secret(fields: &RuleFields, fault: &mut impl FnMut(&'static str, String, &'static str)) {
+    if fields.secret.is_some() && fields.effect == Effect::Deny {
+        fault(
+            "secret",
+            "a rule that denies sends nothing".into(),
+            "leave it out",
+        );
+    }
+    if fields.secret.is_some() && !fields.intercept && !fields.cleartext_secret {
+        fault(
+            "secret",
+            "a secret is seen by everybody on the way where TLS is not looked into".into(),
+            "intercept = true; or ports without 443 and cleartext_secret = true",
+        );
+    }
+    if fields.cleartext_secret && (fields.secret.is_none() || fields.intercept) {
+        fault(
+            "cleartext_secret",
+            "there is no secret that goes out in clear".into(),
+            "with secret, and without intercept",
+        );
+    }
+}
+
 /// Checks the ports, and gives those that the rule is about.
 fn ports(fields: &RuleFields, fault: &mut impl FnMut(&'static str, String, &'static str)) -> BTreeSet<u16> {
-    let sees = !fields.methods.is_empty() || !fields.paths.is_empty();
+    let sees_plain = fields.is_about_requests() && !fields.intercept;
     let mut ports = BTreeSet::new();
     for port in &fields.ports {
         match u16::try_from(*port) {
@@ -304,15 +357,17 @@ fn ports(fields: &RuleFields, fault: &mut impl FnMut(&'static str, String, &'sta
             Ok(0) | Err(_) => fault("ports", format!("{port} is not a port"), "1 to 65535"),
         }
     }
-    if sees && (fields.ports.is_empty() || ports.contains(&443)) {
+    if sees_plain && (fields.ports.is_empty() || ports.contains(&443)) {
         fault(
             "ports",
-            "methods and paths are seen in plain http:// requests alone".into(),
-            "give ports, without 443",
+            "without intercept, methods, paths and secret are about plain http:// requests alone".into(),
+            "give ports, without 443; or intercept = true",
         );
     }
-    if fields.ports.is_empty() {
-        ports.extend(PORTS);
+    match (fields.ports.is_empty(), fields.intercept) {
+        (true, true) => drop(ports.insert(TLS)),
+        (true, false) => ports.extend(PORTS),
+        (false, _) => {}
     }
     ports
 }

@@ -319,6 +319,108 @@ fn methods_are_seen_in_plain_requests_alone() {
     );
 }
 
+const INSIDE: Seen<'static> = Seen::Inside {
+    method: "GET",
+    path: "/",
+};
+
+#[test]
+fn a_tunnel_is_looked_into_where_the_deciding_rule_of_any_side_asks_for_it() {
+    let mut inside = allow("in", &["a.b"]);
+    inside.intercept = true;
+    inside.methods = vec!["GET".into()];
+    let opaque = layer(vec![allow("all", &["a.b", "c.d"])]);
+    let mut both = sides(opaque.clone());
+    both.claim = ClaimSide::Layer(layer(vec![inside.clone(), allow("else", &["c.d"])]));
+    let looks = |sides: &Sides, text: &str| {
+        let target = target(text);
+        let decision = decide(sides, &target, Seen::Tunnel);
+        assert!(decision.denial().is_none(), "{text}");
+        decision.looks_inside()
+    };
+    assert!(looks(&both, "a.b:443"));
+    assert!(!looks(&both, "c.d:443"));
+    assert!(!looks(&sides(opaque), "a.b:443"));
+    // What is inside is judged by all sides again, and the rule is about nothing else.
+    assert_eq!(reason(&both, "a.b:443", INSIDE), None);
+    let post = Seen::Inside {
+        method: "POST",
+        path: "/",
+    };
+    assert_eq!(reason(&both, "a.b:443", post), Some(DoorReason::MethodNotAllowed));
+    let plain = reason(&both, "a.b:443", GET);
+    assert_eq!(plain, Some(DoorReason::NeedsVisibleRequest));
+    assert_eq!(
+        reason(&both, "a.b:80", Seen::Tunnel),
+        Some(DoorReason::PortNotAllowed)
+    );
+    // A rule about plain requests says nothing of those inside a tunnel.
+    let mut cleartext = allow("m", &["a.b"]);
+    cleartext.ports = vec![8443];
+    cleartext.methods = vec!["GET".into()];
+    let sides = sides(layer(vec![cleartext]));
+    assert_eq!(
+        reason(&sides, "a.b:8443", INSIDE),
+        Some(DoorReason::NeedsVisibleRequest)
+    );
+}
+
+#[test]
+fn a_denial_of_some_requests_is_not_walked_round_by_a_tunnel() {
+    let mut no = rule("no", Effect::Deny, &["a.b"]);
+    no.intercept = true;
+    no.paths = vec!["/admin".into()];
+    let sides = sides(layer(vec![no, allow("yes", &["a.b"])]));
+    let asked = target("a.b:443");
+    let decision = decide(&sides, &asked, Seen::Tunnel);
+    assert!(decision.denial().is_none() && decision.looks_inside());
+    let at = |path| reason(&sides, "a.b:443", Seen::Inside { method: "GET", path });
+    assert_eq!(at("/x"), None);
+    assert_eq!(at("/admin/x"), Some(DoorReason::DeniedByRule));
+    assert_eq!(at("/x/../admin"), Some(DoorReason::PathNotCanonical));
+}
+
+#[test]
+fn a_secret_is_the_pools_before_the_tenants_and_report_mode_gives_none() {
+    let with = |mode, secret: Option<&str>| {
+        let mut fields = allow("s", &["a.b"]);
+        fields.intercept = true;
+        fields.secret = secret.map(str::to_owned);
+        Arc::new(Layer::new(mode, vec![fields], 256).unwrap())
+    };
+    let given = |pool, tenant, claim, seen| {
+        let sides = Sides {
+            pool: PoolSide::Layer(named(pool)),
+            tenant: TenantSide::Layer(named(tenant)),
+            claim: ClaimSide::Layer(claim),
+        };
+        let asked = target("a.b:443");
+        decide(&sides, &asked, seen).secret().map(str::to_owned)
+    };
+    let (one, two, none) = (
+        with(Mode::Enforce, Some("one")),
+        with(Mode::Enforce, Some("two")),
+        with(Mode::Enforce, None),
+    );
+    let given_inside = |pool: &Arc<Layer>, tenant: &Arc<Layer>, claim: &Arc<Layer>| {
+        given(pool.clone(), tenant.clone(), claim.clone(), INSIDE)
+    };
+    assert_eq!(given_inside(&one, &two, &none).as_deref(), Some("one"));
+    assert_eq!(given_inside(&none, &two, &none).as_deref(), Some("two"));
+    // A claim names none.
+    assert_eq!(given_inside(&none, &none, &one), None);
+    // A layer in report mode gives none, and nothing gets one that passes by report mode alone.
+    assert_eq!(
+        given_inside(&with(Mode::Report, Some("one")), &two, &none).as_deref(),
+        Some("two")
+    );
+    let elsewhere = Layer::new(Mode::Report, vec![allow("x", &["c.d"])], 256).unwrap();
+    assert_eq!(given_inside(&one, &two, &Arc::new(elsewhere)), None);
+    let denies = layer(vec![allow("x", &["c.d"])]);
+    assert_eq!(given_inside(&one, &two, &denies), None);
+}
+
+#[expect(clippy::too_many_lines, reason = "a table of cases is read whole")]
 #[test]
 fn policy_invisible_fields_fail_load() {
     let fault = |change: fn(&mut RuleFields)| {
@@ -378,6 +480,23 @@ fn policy_invisible_fields_fail_load() {
             },
             "paths",
         ),
+        (|rule| rule.secret = Some("s".into()), "ports"),
+        (
+            |rule| {
+                rule.ports = vec![80];
+                rule.secret = Some("s".into());
+            },
+            "secret",
+        ),
+        (
+            |rule| {
+                rule.intercept = true;
+                rule.effect = Effect::Deny;
+                rule.secret = Some("s".into());
+            },
+            "secret",
+        ),
+        (|rule| rule.cleartext_secret = true, "cleartext_secret"),
         (|rule| rule.message = "a\nb".into(), "message"),
         (|rule| rule.message = "x".repeat(257), "message"),
     ] {
@@ -427,16 +546,18 @@ fn some_rule() -> impl Strategy<Value = RuleFields> {
     let ports = proptest::sample::select(vec![vec![], vec![80], vec![22, 80]]);
     let methods = proptest::sample::select(vec![vec![], vec!["GET".to_owned()]]);
     let paths = proptest::sample::select(vec![vec![], vec!["/v1".to_owned()]]);
-    (hosts, any::<bool>(), ports, methods, paths).prop_map(|(host, is_deny, ports, methods, paths)| {
+    let flags = (any::<bool>(), any::<bool>());
+    (hosts, flags, ports, methods, paths).prop_map(|(host, (is_deny, is_inside), ports, methods, paths)| {
         let sees = !methods.is_empty() || !paths.is_empty();
         RuleFields {
             id: "r".into(),
             effect: if is_deny { Effect::Deny } else { Effect::Allow },
             host: vec![host.into()],
             ports: if sees && ports.is_empty() { vec![80] } else { ports },
+            intercept: is_inside && sees,
             methods,
             paths,
-            message: String::new(),
+            ..RuleFields::default()
         }
     })
 }
@@ -468,7 +589,8 @@ fn some_seen() -> impl Strategy<Value = Seen<'static>> {
     let methods = proptest::sample::select(vec!["GET", "POST"]);
     prop_oneof![
         Just(Seen::Tunnel),
-        (methods, paths).prop_map(|(method, path)| Seen::Request { method, path })
+        (methods.clone(), paths.clone()).prop_map(|(method, path)| Seen::Request { method, path }),
+        (methods, paths).prop_map(|(method, path)| Seen::Inside { method, path })
     ]
 }
 

@@ -259,6 +259,7 @@ fn layer_row(layer: &Layer) -> LayerRow {
             ports: fields.ports.clone(),
             methods: fields.methods.clone(),
             paths: fields.paths.clone(),
+            intercept: fields.intercept,
             message: fields.message.clone(),
             unknown: BTreeMap::new(),
         }
@@ -280,6 +281,10 @@ fn read_layer(row: &LayerRow) -> Layer {
         ports: row.ports.clone(),
         methods: row.methods.clone(),
         paths: row.paths.clone(),
+        intercept: row.intercept,
+        // A claim names no secret.
+        secret: None,
+        cleartext_secret: false,
         message: row.message.clone(),
     };
     let mode = if row.report { Mode::Report } else { Mode::Enforce };
@@ -568,10 +573,12 @@ mod tests {
             id: "r".into(),
             effect: Effect::Deny,
             host: vec!["*.example.org".into()],
-            ports: vec![80],
+            ports: vec![443],
             methods: vec!["GET".into()],
             paths: vec!["/a".into()],
+            intercept: true,
             message: "ask".into(),
+            ..RuleFields::default()
         };
         Layer::new(Mode::Report, vec![rule], limits::CLAIM_RULES).unwrap()
     }

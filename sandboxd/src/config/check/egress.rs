@@ -167,6 +167,7 @@ fn rule(walk: &mut Walk, table: &mut Section<'_>) -> (RuleFields, Spans) {
         methods,
         paths,
         message,
+        ..RuleFields::default()
     };
     (fields, spans)
 }

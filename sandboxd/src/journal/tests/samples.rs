@@ -103,6 +103,7 @@ fn layer() -> LayerRow {
         ports: vec![80],
         methods: vec!["GET".into()],
         paths: vec!["/a".into()],
+        intercept: true,
         message: "ask".into(),
         unknown: Unknown::new(),
     };
