@@ -5,6 +5,7 @@
 
 use std::{future::Future, io, thread};
 
+use futures_util::FutureExt as _;
 use tokio::task::JoinHandle;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -49,10 +50,9 @@ where
     thread::Builder::new().name(name.to_owned()).spawn(f)
 }
 
-async fn named<F: Future>(name: &'static str, future: F) -> F::Output {
-    let output = future.await;
-    tracing::trace!(task = name, "task over");
-    output
+// A combinator: an async function would hold its argument twice, and each task with it.
+fn named<F: Future>(name: &'static str, future: F) -> impl Future<Output = F::Output> {
+    future.inspect(move |_output| tracing::trace!(task = name, "task over"))
 }
 
 /// Tasks that end together: [`stop`](Self::stop) asks all of them and waits for all of them.

@@ -74,10 +74,10 @@ struct Inner {
     egress: Egress,
     sandbox: SandboxId,
     armed: ArcSwapOption<Armed>,
-    /// Told when the policy of the claim at hand is another.
-    changed: watch::Sender<()>,
     /// By door: HTTP, SOCKS5, DNS.
     open: [AtomicUsize; 3],
+    /// Whether the guest's connection is up; told too when the policy of the claim at hand is another, so that every
+    /// sandbox holds one such channel and not two.
     is_linked: watch::Sender<bool>,
     denials: Mutex<VecDeque<Arc<Decided>>>,
     /// Names that the DNS door told addresses of, in this claim.
@@ -101,7 +101,6 @@ impl Door {
             egress,
             sandbox,
             armed: ArcSwapOption::const_empty(),
-            changed: watch::Sender::new(()),
             open: [const { AtomicUsize::new(0) }; 3],
             is_linked: watch::Sender::new(false),
             denials: Mutex::default(),
@@ -138,7 +137,8 @@ impl Door {
             cut: now.cut.clone(),
         };
         self.0.armed.store(Some(Arc::new(armed)));
-        self.0.changed.send_replace(());
+        // To those who look at the policy anew; the link is as it was.
+        self.0.is_linked.send_modify(|_same| {});
     }
 
     /// From here on nothing is served, and what is under way is cut. Needs nothing that can fail; twice is as once.
@@ -207,8 +207,9 @@ impl Door {
         &self.0.egress
     }
 
-    pub(super) fn changes(&self) -> watch::Receiver<()> {
-        self.0.changed.subscribe()
+    /// Told when the policy may be another.
+    pub(super) fn changes(&self) -> watch::Receiver<bool> {
+        self.0.is_linked.subscribe()
     }
 
     pub(super) fn group(&self) -> &Group {

@@ -90,7 +90,7 @@ impl Admitted {
         let Self { actor, identity } = self;
         let (answer, adopted) = oneshot::channel();
         let (sandbox, sandboxes) = (Arc::clone(&actor.sandbox), actor.sandboxes.clone());
-        sandboxes.own(&sandbox, actor.adopt(identity, size, answer));
+        sandboxes.own_from(&sandbox, actor.adopt(identity, size, answer));
         adopted
             .await
             .unwrap_or_else(|_panicked| Err(Why::of(WhyKind::LostOnRestart)))
@@ -103,13 +103,13 @@ impl Actor {
         identity: Identity,
         size: Size,
         answer: oneshot::Sender<Result<Option<Warm>, Why>>,
-    ) {
+    ) -> Option<Self> {
         let sandbox = Arc::clone(&self.sandbox);
         let owners = self.sandboxes.owners().clone();
         let taken = tokio::select! {
             biased;
             () = sandbox.wake.notified() => Err(Why::of(WhyKind::Released)),
-            () = owners.stopping() => return,
+            () = owners.stopping() => return None,
             taken = Box::pin(self.take_up(identity, size)) => taken.map_err(|error| match &error {
                 StepError::Engine(EngineError::Gone { .. }) | StepError::Exited(_) => Why::with(WhyKind::LostOnRestart, chain(&error)),
                 StepError::Late { .. } | StepError::Engine(_) | StepError::Net(_) | StepError::Serve(_)
@@ -124,12 +124,13 @@ impl Actor {
                 let is_warm = self.sandbox.with_life(|life| matches!(life, Life::Warm));
                 let warm = is_warm.then(|| Warm::new(Arc::clone(&self.sandbox), self.sandboxes.clone()));
                 drop(answer.send(Ok(warm)));
-                self.keep().await;
+                Some(self)
             }
             Err(why) => {
                 drop(self.sandbox.apply(&self.sandboxes, Event::Died(why.clone())));
                 drop(answer.send(Err(why)));
                 Box::pin(self.end()).await;
+                None
             }
         }
     }

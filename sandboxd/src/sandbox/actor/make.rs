@@ -163,7 +163,7 @@ impl Sandboxes {
         let (answer, made) = oneshot::channel();
         let actor = self.enter(birth, taken, Some(reservation));
         let sandbox = Arc::clone(&actor.sandbox);
-        self.own(&sandbox, actor.make(spec, tap.map(Tap), meter, answer));
+        self.own_from(&sandbox, actor.make(spec, tap.map(Tap), meter, answer));
         // The owner always answers; were it to panic, its sandbox would be one that was never made.
         made.await
             .unwrap_or_else(|_panicked| Err(MakeError::Failed(Why::of(WhyKind::MakeFailed))))
@@ -177,7 +177,7 @@ impl Actor {
         tap: Option<Tap>,
         mut meter: Meter,
         answer: oneshot::Sender<Result<Warm, MakeError>>,
-    ) {
+    ) -> Option<Self> {
         let sandbox = Arc::clone(&self.sandbox);
         let owners = self.sandboxes.owners().clone();
         let made = tokio::select! {
@@ -202,7 +202,7 @@ impl Actor {
                 let warm = Warm::new(Arc::clone(&self.sandbox), self.sandboxes.clone());
                 // Whoever asked may have left: the Warm is dropped then, and that ends it.
                 drop(answer.send(Ok(warm)));
-                self.keep().await;
+                Some(self)
             }
             Err(error) => {
                 let wish = || self.sandbox.with_life(|life| life.why().cloned());
@@ -218,6 +218,7 @@ impl Actor {
                 self.sandboxes.end(&self.sandbox, why);
                 drop(answer.send(Err(error)));
                 Box::pin(self.end()).await;
+                None
             }
         }
     }

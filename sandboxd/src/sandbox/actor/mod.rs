@@ -48,11 +48,24 @@ impl Sandboxes {
         }
     }
 
+    /// Starts the task that owns a sandbox, and that keeps watch over what `begin` brings up. Where it panics, that
+    /// sandbox ends, and no other.
+    fn own_from(&self, sandbox: &Arc<Sandbox>, begin: impl Future<Output = Option<Actor>> + Send + 'static) {
+        let begin = Box::pin(begin);
+        self.own(sandbox, async move {
+            // Its beginning holds far more than the watch, and is dropped before that.
+            if let Some(actor) = begin.await {
+                actor.keep().await;
+            }
+        });
+    }
+
     /// Starts the task that owns a sandbox. Where it panics, that sandbox ends, and no other.
     fn own(&self, sandbox: &Arc<Sandbox>, owner: impl Future<Output = ()> + Send + 'static) {
         let (span, sandbox, sandboxes) = (span::sandbox(&sandbox.id), Arc::clone(sandbox), self.clone());
+        let owner = AssertUnwindSafe(Box::pin(owner)).catch_unwind();
         let owned = async move {
-            if AssertUnwindSafe(owner).catch_unwind().await.is_err() {
+            if owner.await.is_err() {
                 // Its panic was logged where it happened. It may be ending already.
                 drop(sandbox.apply(&sandboxes, Event::Died(Why::of(WhyKind::OwnerPanicked))));
                 let actor = Actor {
@@ -64,5 +77,20 @@ impl Sandboxes {
             }
         };
         self.owners().spawn("sandbox", owned.instrument(span));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn size_of_future<A, F>(_of: fn(A) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    #[test]
+    fn the_task_of_a_living_sandbox_is_small() {
+        let keep = size_of_future(Actor::keep);
+        assert!(keep <= 768, "{keep} bytes for each sandbox");
     }
 }

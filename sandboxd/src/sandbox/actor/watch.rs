@@ -58,7 +58,7 @@ impl News {
         loop {
             match self {
                 Self::Unasked => {
-                    *self = agent::events(link)
+                    *self = Box::pin(agent::events(link))
                         .await
                         .map_or(Self::Over, |events| Self::Open(Box::new(events)))
                 }
@@ -79,19 +79,18 @@ impl News {
 impl Actor {
     /// Keeps watch until the end, or until the daemon stops and leaves the machine to the next.
     pub(super) async fn keep(self) {
-        let sandbox = Arc::clone(&self.sandbox);
-        let owners = self.sandboxes.owners().clone();
-        let sandboxes = self.sandboxes.clone();
+        let (sandbox, sandboxes) = (Arc::clone(&self.sandbox), self.sandboxes.clone());
         let (mut news, mut relinks) = (News::Unasked, Relinks::default());
-        // Of its own, so that neither other news puts it off nor a mute guest holds the others up.
-        let mut clock_due = std::pin::pin!(next_clock_step(&sandbox, &sandboxes));
+        // Of its own, so that neither other news puts it off nor a mute guest holds the others up; and none for a guest
+        // that has no clock.
+        let mut clock_due = None;
         while let (Some(machine), Some(link)) = (&self.machine, sandbox.link()) {
             tokio::select! {
                 biased;
                 () = sandbox.wake.notified() => break,
                 report = machine.exited() => {
                     // The wish to end may have come first.
-                    drop(sandbox.apply(&self.sandboxes, Event::Died(Why::with(WhyKind::VmExited, report))));
+                    drop(sandbox.apply(&sandboxes, Event::Died(Why::with(WhyKind::VmExited, report))));
                     break;
                 }
                 why = link.lost() => {
@@ -106,15 +105,16 @@ impl Actor {
                         }
                     }
                 }
-                () = owners.stopping() => {
+                () = sandboxes.owners().stopping() => {
                     link.close();
                     sandbox.door().stop().await;
                     return;
                 }
                 condition = news.next(&link), if machine.identity().pid.is_some() => sandboxes.noted(&sandbox, condition),
-                () = &mut clock_due, if machine.identity().pid.is_some() => {
-                    clock_due.set(next_clock_step(&sandbox, &sandboxes));
-                }
+                () = async {
+                    let step = || Box::pin(next_clock_step(&sandbox, &sandboxes));
+                    clock_due.get_or_insert_with(step).await;
+                }, if machine.identity().pid.is_some() => clock_due = None,
             }
         }
         Box::pin(self.end()).await;
