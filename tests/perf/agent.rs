@@ -11,7 +11,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::time::{Instant, sleep};
 
 use crate::{
-    Bench, agent_io,
+    Bench, agent_files, agent_io,
     arm::{Arm, millis, timed},
     daemon::{Daemon, Guests, Setup, with},
     guest::{Guest, command, memory_kib},
@@ -68,6 +68,10 @@ pub(crate) async fn run(bench: &Bench) -> Result<Value> {
     for (name, value) in Box::pin(full(bench)).await? {
         put(name, value);
     }
+    put(
+        "files_through_daemon",
+        Box::pin(agent_files::through(bench)).await?,
+    );
     put("stream", Box::pin(stream(bench)).await?);
     Ok(json!({
         "bench": "agent",
@@ -295,7 +299,7 @@ async fn stream(bench: &Bench) -> Result<Value> {
 }
 
 /// Agents that a daemon has started as processes.
-fn guests_of(daemon: u32) -> Result<Vec<u32>> {
+pub(crate) fn guests_of(daemon: u32) -> Result<Vec<u32>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc")? {
         let name = entry?.file_name();

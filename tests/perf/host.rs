@@ -1,6 +1,6 @@
 //! What the figures were measured on.
 
-use std::{fs::File, os::unix::fs::FileExt as _, path::Path};
+use std::{fs::File, os::unix::fs::FileExt as _, path::Path, time::Duration};
 
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
@@ -35,6 +35,23 @@ pub(crate) async fn describe(out: &Path) -> Result<Value> {
 pub(crate) fn load() -> Option<String> {
     let load = std::fs::read_to_string("/proc/loadavg").ok()?;
     Some(load.split_whitespace().take(3).collect::<Vec<_>>().join(" "))
+}
+
+/// Processor time that all programs of the host have used, in steps of 10 ms.
+pub(crate) fn busy() -> Result<Duration> {
+    let stat = std::fs::read_to_string("/proc/stat").context("/proc/stat")?;
+    let line = stat.lines().find_map(|line| line.strip_prefix("cpu "));
+    let ticks = line.context("a strange /proc/stat")?.split_whitespace();
+    let ticks = ticks.map(str::parse::<u64>).collect::<Result<Vec<_>, _>>()?;
+    // user, nice, system, idle, iowait, irq, softirq; guests' time is in user's.
+    let [user, nice, system, _idle, _iowait, irq, softirq, ..] = ticks.as_slice() else {
+        anyhow::bail!("a short /proc/stat");
+    };
+    let sum = user + nice + system + irq + softirq;
+    let per_second = rustix::param::clock_ticks_per_second().max(1);
+    Ok(Duration::from_nanos(
+        sum.saturating_mul(1_000_000_000 / per_second),
+    ))
 }
 
 /// The file system that holds the state: on one in memory a sync costs nothing.

@@ -5,6 +5,7 @@
 //! with, is as cheap as it can be.
 
 mod agent;
+mod agent_files;
 mod agent_io;
 mod arm;
 mod claim;

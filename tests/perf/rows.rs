@@ -21,6 +21,7 @@ use crate::{
     arm::{Arm, median, millis},
     claim::execs,
     daemon::{Daemon, Guests, Setup, with},
+    host,
     stock::Stock,
 };
 
@@ -30,6 +31,8 @@ const IDLE: Duration = Duration::from_secs(5);
 const RESTARTED: usize = 1_000;
 /// Records that are replayed.
 const REPLAYED: u32 = 100_000;
+/// Times that a pool is filled.
+const FULL: usize = 3;
 /// Repetitions of what is one number each.
 const TIMES: usize = 5;
 
@@ -100,13 +103,18 @@ pub(crate) async fn refill(
         let mut stock = Stock::open(client, 1).await?;
         let mut single = Vec::new();
         let mut full = Vec::new();
+        let (mut single_busy, mut full_busy) = (Duration::ZERO, Duration::ZERO);
         for _ in 0..TIMES {
             empty(&mut stock, 1).await?;
+            let before = host::busy()?;
             single.push(millis(warmed(&stock, 1).await?));
+            single_busy += host::busy()?.saturating_sub(before);
         }
-        for _ in 0..3 {
+        for _ in 0..FULL {
             empty(&mut stock, 1).await?;
+            let before = host::busy()?;
             full.push(millis(warmed(&stock, size).await?));
+            full_busy += host::busy()?.saturating_sub(before);
             // Taken and not waited for: a surplus leaves the stock after a minute only.
             empty(&mut stock, size).await?;
             stock.fill().await?;
@@ -114,11 +122,17 @@ pub(crate) async fn refill(
         let (one, all) = (median(single).context("none")?, median(full).context("none")?);
         let in_flight = f64::from(u32::try_from(std::thread::available_parallelism()?.get())?);
         let bound = f64::from(size) * one / in_flight;
+        // Of the whole host, which rests otherwise: what the clones cost, however many are in flight.
+        let busy_one = millis(single_busy) / f64::from(u32::try_from(TIMES)?);
+        let busy_each = millis(full_busy) / f64::from(u32::try_from(FULL)?) / f64::from(size);
         anyhow::Ok(json!({
             "clones": size,
             "clones_in_flight": in_flight,
             "one_clone_ms": one,
             "wall_ms": all,
+            "one_clone_cpu_ms": (busy_one * 10.0).round() / 10.0,
+            "cpu_ms_of_each": (busy_each * 10.0).round() / 10.0,
+            "cores_busy": (busy_each * f64::from(size) / all * 100.0).round() / 100.0,
             "ratio": (all / bound * 100.0).round() / 100.0,
         }))
     })
