@@ -257,6 +257,7 @@ async fn stream(bench: &Bench) -> Result<Value> {
     let setup = Setup {
         guests: Guests::Silkd,
         sync_always: false,
+        doors: None,
     };
     with(bench, setup, async |daemon: &mut Daemon| {
         let stock = Stock::open(daemon.client().await?, 1).await?;

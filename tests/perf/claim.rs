@@ -65,6 +65,7 @@ async fn stub(bench: &Bench) -> Result<Value> {
     let setup = Setup {
         guests: Guests::InProcess,
         sync_always: false,
+        doors: None,
     };
     let mut figures = Figures {
         bench,
@@ -105,6 +106,7 @@ async fn vms(bench: &Bench) -> Result<Value> {
     let setup = Setup {
         guests: Guests::Vm,
         sync_always: false,
+        doors: None,
     };
     let mut figures = Figures {
         bench,
@@ -206,7 +208,7 @@ fn kinds(work: &Work) -> [(&'static str, u64); 9] {
 }
 
 /// Exact counts of claims, one at a time: the most of each kind that any of them had.
-async fn counted(figures: &mut Figures<'_>, stock: &mut Stock, name: &str) -> Result<Value> {
+pub(crate) async fn counts_of(stock: &mut Stock) -> Result<Value> {
     let mut most: BTreeMap<&str, u64> = BTreeMap::new();
     let mut left = TRACED;
     while left > 0 {
@@ -225,7 +227,11 @@ async fn counted(figures: &mut Figures<'_>, stock: &mut Stock, name: &str) -> Re
         release(taken).await?;
         left -= batch;
     }
-    let counts = json!(most);
+    Ok(json!(most))
+}
+
+async fn counted(figures: &mut Figures<'_>, stock: &mut Stock, name: &str) -> Result<Value> {
+    let counts = counts_of(stock).await?;
     figures.put(name, counts.clone());
     Ok(counts)
 }
@@ -259,6 +265,7 @@ async fn synced(figures: &mut Figures<'_>) -> Result<()> {
     let setup = |sync_always| Setup {
         guests: Guests::InProcess,
         sync_always,
+        doors: None,
     };
     figures.put("fdatasync_us", host::fdatasync(&bench.out).await?);
     let size = u32::try_from(TURN)?;

@@ -49,6 +49,22 @@ pub(crate) struct Setup {
     pub(crate) guests: Guests,
     /// Every record reaches the disk before its answer.
     pub(crate) sync_always: bool,
+    /// With a policy `bench` of this many rules and so many network slots.
+    pub(crate) doors: Option<Doors>,
+}
+
+/// What a daemon has for doors.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Doors {
+    pub(crate) rules: u16,
+    pub(crate) slots: u16,
+}
+
+impl Doors {
+    /// The network namespace of this process's daemons.
+    pub(crate) fn namespace() -> String {
+        format!("sbxbench{}", std::process::id())
+    }
 }
 
 /// A running daemon.
@@ -276,13 +292,23 @@ fn config(bench: &Bench, setup: Setup, state: &Path, run: &Path) -> String {
         Guests::Silkd => "kind = \"stub\"\nisolates_nothing = true",
         Guests::Vm => "kind = \"qemu\"\nvm_user = \"\"",
     };
+    let doors = setup.doors.map_or_else(String::new, |doors| {
+        let rules =
+            (0..doors.rules).map(|n| format!("  {{ id = \"r{n}\", host = [\"h{n}.example.org\"] }},\n"));
+        format!(
+            "[net]\nnamespace = \"{}\"\nslots = {}\n[egress.policy.bench]\nrules = [\n{}]\n",
+            Doors::namespace(),
+            doors.slots,
+            rules.collect::<String>(),
+        )
+    });
     format!(
         "[node]\nstate_dir = {state:?}\nrun_dir = {run:?}\nmax_sandboxes = 20000\n\
          [listen]\nmetrics = \"\"\n\
          [access]\noperator_group = \"\"\n\
          [journal]\nsync = \"{sync}\"\n\
          [engine]\n{engine}\n\
-         [template.default]\nimage = {image:?}\n",
+         [template.default]\nimage = {image:?}\n{doors}",
         image = bench.image,
     )
 }

@@ -10,9 +10,12 @@ mod agent_io;
 mod arm;
 mod claim;
 mod daemon;
+mod egress;
 mod guest;
 mod host;
+mod proxies;
 mod report;
+mod report_egress;
 mod rows;
 mod stock;
 
@@ -21,7 +24,7 @@ use std::{path::PathBuf, process::ExitCode};
 use anyhow::{Context as _, Result, bail};
 
 const USAGE: &str =
-    "usage: sandbox-bench --out DIR --bin DIR --image DIR [--no-vms] [--write-docs] [claim|agent]";
+    "usage: sandbox-bench --out DIR --bin DIR --image DIR [--no-vms] [--write-docs] [claim|agent|egress]";
 
 /// What is asked for.
 #[derive(Debug)]
@@ -44,15 +47,17 @@ pub(crate) struct Bench {
 enum Part {
     Claim,
     Agent,
+    Egress,
 }
 
 impl Part {
-    const ALL: [Self; 2] = [Self::Claim, Self::Agent];
+    const ALL: [Self; 3] = [Self::Claim, Self::Agent, Self::Egress];
 
     const fn as_str(self) -> &'static str {
         match self {
             Self::Claim => "claim",
             Self::Agent => "agent",
+            Self::Egress => "egress",
         }
     }
 }
@@ -133,6 +138,11 @@ async fn one(bench: &Bench, part: Part) -> Result<String> {
             let report = report::agent(&results);
             (results, report)
         }
+        Part::Egress => {
+            let results = Box::pin(egress::run(bench)).await?;
+            let report = report_egress::egress(&results);
+            (results, report)
+        }
     };
     let write = async |kind: &str, text: &str| {
         let path = bench.out.join(part.as_str()).with_extension(kind);
@@ -148,18 +158,27 @@ async fn one(bench: &Bench, part: Part) -> Result<String> {
     Ok(report)
 }
 
+/// The bench, or one of its own helpers, which it starts by these words.
+async fn whichever() -> Result<String> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match args.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+        ["origin"] => proxies::world::origin().await.map(|()| String::new()),
+        ["door"] => proxies::door::serve().await.map(|()| String::new()),
+        _ => Box::pin(run(&Bench::of(args.into_iter())?)).await,
+    }
+}
+
 #[expect(
     clippy::print_stdout,
     clippy::print_stderr,
     reason = "the printer of a program that is run by hand"
 )]
 fn main() -> ExitCode {
-    let outcome = Bench::of(std::env::args().skip(1)).and_then(|bench| {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?;
-        runtime.block_on(Box::pin(run(&bench)))
-    });
+    let outcome = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(anyhow::Error::from)
+        .and_then(|runtime| runtime.block_on(Box::pin(whichever())));
     match outcome {
         Ok(report) => {
             println!("{report}");

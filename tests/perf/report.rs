@@ -37,14 +37,14 @@ const ARMS: [(&str, &str); 13] = [
 ];
 
 /// A figure of the design, as a ratio of two numbers.
-struct Held {
+pub(crate) struct Held {
     what: &'static str,
     of: [&'static str; 2],
     bound: f64,
     at_least: bool,
 }
 
-const fn at_least(what: &'static str, of: [&'static str; 2], bound: f64) -> Held {
+pub(crate) const fn at_least(what: &'static str, of: [&'static str; 2], bound: f64) -> Held {
     Held {
         what,
         of,
@@ -53,7 +53,7 @@ const fn at_least(what: &'static str, of: [&'static str; 2], bound: f64) -> Held
     }
 }
 
-const fn held(what: &'static str, of: [&'static str; 2], bound: f64) -> Held {
+pub(crate) const fn held(what: &'static str, of: [&'static str; 2], bound: f64) -> Held {
     Held {
         what,
         of,
@@ -181,7 +181,7 @@ pub(crate) fn claim(results: &Value) -> String {
     text
 }
 
-fn machine(text: &mut String, results: &Value) {
+pub(crate) fn machine(text: &mut String, results: &Value) {
     let get = |at: &str| results.pointer(at).map(show).unwrap_or_default();
     line(
         text,
@@ -289,7 +289,7 @@ fn one(text: &mut String, run: &Value) {
     }
 }
 
-fn arms(text: &mut String, run: &Value, arms: &[(&str, &str)]) {
+pub(crate) fn arms(text: &mut String, run: &Value, arms: &[(&str, &str)]) {
     table(text, ["arm (us)", "n", "p50", "p90", "p99", "p99.9"], |add| {
         for (key, name) in arms {
             if let Some(arm) = run.pointer(key).filter(|arm| arm.is_object()) {
@@ -307,7 +307,7 @@ fn arms(text: &mut String, run: &Value, arms: &[(&str, &str)]) {
     });
 }
 
-fn figures(text: &mut String, run: &Value, held: &[Held]) {
+pub(crate) fn figures(text: &mut String, run: &Value, held: &[Held]) {
     table(text, ["figure", "measured", "bound", "held"], |add| {
         for figure in held {
             let number = |at: &str| match at.trim_start_matches('/').parse::<f64>() {
@@ -354,12 +354,16 @@ fn counts(run: &Value) -> Vec<[String; 3]> {
         .collect()
 }
 
-fn line(text: &mut String, line: &str) {
+pub(crate) fn line(text: &mut String, line: &str) {
     text.push_str(line);
     text.push_str("\n\n");
 }
 
-fn table<const N: usize>(text: &mut String, head: [&str; N], rows: impl FnOnce(&mut dyn FnMut([String; N]))) {
+pub(crate) fn table<const N: usize>(
+    text: &mut String,
+    head: [&str; N],
+    rows: impl FnOnce(&mut dyn FnMut([String; N])),
+) {
     let mut row = |cells: &[String]| {
         text.push_str("| ");
         text.push_str(&cells.join(" | "));
@@ -372,7 +376,7 @@ fn table<const N: usize>(text: &mut String, head: [&str; N], rows: impl FnOnce(&
 }
 
 /// A value as a person reads it.
-fn show(value: &Value) -> String {
+pub(crate) fn show(value: &Value) -> String {
     match value {
         Value::Null => String::new(),
         Value::String(text) => text.clone(),

@@ -40,6 +40,7 @@ const fn plain(guests: Guests) -> Setup {
     Setup {
         guests,
         sync_always: false,
+        doors: None,
     }
 }
 

@@ -13,8 +13,21 @@ use tokio::time::Instant;
 
 use crate::arm::{Arm, timed};
 
-/// The pool's name.
-const POOL: &str = "bench";
+/// What tells pools of a daemon apart.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Terms {
+    /// The pool's name.
+    pub(crate) name: &'static str,
+    pub(crate) lane: Lane,
+    /// The policy of its doors; empty: none, and they deny.
+    pub(crate) egress: &'static str,
+}
+
+const PLAIN: Terms = Terms {
+    name: "bench",
+    lane: Lane::None,
+    egress: "",
+};
 /// What is left behind by a bench that is killed ends after this.
 const LEASE: Duration = Duration::from_secs(3600);
 /// Releases that run at once.
@@ -25,13 +38,24 @@ pub(crate) struct Stock {
     pub(crate) client: Client,
     watch: PoolsWatch,
     size: u32,
+    terms: Terms,
 }
 
 impl Stock {
     /// A pool of this size, which is full.
     pub(crate) async fn open(client: Client, size: u32) -> Result<Self> {
+        Self::of(client, size, PLAIN).await
+    }
+
+    /// The same, of other terms.
+    pub(crate) async fn of(client: Client, size: u32, terms: Terms) -> Result<Self> {
         let watch = client.pools().watch(vec![]).await?;
-        let mut stock = Self { client, watch, size };
+        let mut stock = Self {
+            client,
+            watch,
+            size,
+            terms,
+        };
         stock.fill().await?;
         Ok(stock)
     }
@@ -43,17 +67,17 @@ impl Stock {
     /// How many refill keeps in stock. With none it rests, and what is in stock stays for a minute.
     pub(crate) async fn aim(&self, warm: u32) -> Result<Pool> {
         let spec = PoolSpec {
-            name: POOL.to_owned(),
+            name: self.terms.name.to_owned(),
             key: Some(PoolKey {
                 template: "default".to_owned(),
-                lane: Lane::None.into(),
+                lane: self.terms.lane.into(),
                 size: "small".to_owned(),
             }),
             warm,
             warm_max: Some(warm),
             lease_secs: None,
             lease_max_secs: None,
-            egress: String::new(),
+            egress: self.terms.egress.to_owned(),
             require_claim_policy: false,
         };
         Ok(self.client.pools().apply(spec).await?)
@@ -64,9 +88,11 @@ impl Stock {
         self.aim(self.size).await?;
         loop {
             let pools = self.client.pools().list().await?;
-            let pool = pools
-                .iter()
-                .find(|pool| pool.spec.as_ref().is_some_and(|spec| spec.name == POOL));
+            let pool = pools.iter().find(|pool| {
+                pool.spec
+                    .as_ref()
+                    .is_some_and(|spec| spec.name == self.terms.name)
+            });
             let pool = pool.context("the pool is gone")?;
             if pool.warm == self.size && pool.making == 0 {
                 return Ok(());
@@ -79,7 +105,7 @@ impl Stock {
     /// One claim, from the call of the SDK to its reply.
     pub(crate) async fn claim(&self) -> (Duration, Result<Sandbox>) {
         let (took, claimed) = timed(async {
-            let claim = self.client.claim(POOL).warm_only().lease(LEASE);
+            let claim = self.client.claim(self.terms.name).warm_only().lease(LEASE);
             claim.into_future().await
         })
         .await;
@@ -88,7 +114,12 @@ impl Stock {
 
     /// One claim whose work is counted.
     pub(crate) async fn traced(&self) -> Result<Sandbox> {
-        let claim = self.client.claim(POOL).warm_only().lease(LEASE).trace();
+        let claim = self
+            .client
+            .claim(self.terms.name)
+            .warm_only()
+            .lease(LEASE)
+            .trace();
         claim.into_future().await.context("traced claim")
     }
 
