@@ -49,7 +49,7 @@ image:
 	deploy/image/build $(IMAGE) $(TARGET)/image/$(IMAGE)
 
 demo: build
-	deploy/deps image vm
+	deploy/deps image vm demo
 	deploy/image/build busybox $(TARGET)/image/busybox
 	deploy/demo --engine $(ENGINE) --bin $(BIN) --image $(TARGET)/image/busybox
 
