@@ -16,5 +16,6 @@ mod frames;
 mod guest;
 mod heal;
 mod lane;
+mod own;
 mod slots;
 mod wire;

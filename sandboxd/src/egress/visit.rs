@@ -11,7 +11,6 @@ use tokio::net::TcpStream;
 use super::{
     Armed, Decided, Denial, Door, DoorKind, Outcome, Seat, dial,
     door::{Kept, Upstream},
-    interfaces,
 };
 use crate::{
     clock::WallTime,
@@ -251,7 +250,7 @@ impl Visit {
             pool: self.armed.pool.as_ref().map_or("", |pool| pool.as_str()),
             tenant: &self.armed.tenant,
         };
-        let interfaces = interfaces::addresses().map_err(|error| {
+        let interfaces = self.door.egress().0.interfaces.now().map_err(|error| {
             tracing::error!(%error, "the host's own addresses cannot be read: nothing is dialled");
             Judged {
                 address: std::net::Ipv4Addr::UNSPECIFIED.into(),
