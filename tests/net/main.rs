@@ -18,4 +18,5 @@ mod heal;
 mod lane;
 mod own;
 mod slots;
+mod tuples;
 mod wire;
