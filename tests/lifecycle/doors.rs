@@ -367,3 +367,100 @@ async fn perf_egress_counts() {
     );
     assert_eq!((armed.journal_records, armed.writes), (1, 1));
 }
+
+/// What a guest, or whoever claims one, may name as it likes: none of it is a setting of a door.
+#[tokio::test]
+async fn door_guest_values_configure_nothing() {
+    let world = World::start().await;
+    let daemon = start(&world).await;
+    let client = daemon.client().await;
+    let port = world.port();
+    let (allowed, other) = (
+        format!("http://allowed.test:{port}/"),
+        format!("http://other.test:{port}/"),
+    );
+    let words = [
+        "EGRESS",
+        "egress",
+        "policy",
+        "SANDBOX_EGRESS",
+        "SANDBOX_SOCKS5",
+        "http_proxy",
+        "ALL_PROXY",
+        "no_proxy",
+        "mode",
+        "sandbox-egress",
+        "intercept",
+        "lane",
+        "tenant",
+        "pool",
+        "rules",
+        "host",
+        "armed",
+        "SILKD_DOORS",
+    ];
+    let values = [
+        "*",
+        "report",
+        "off",
+        "allow",
+        "other.test",
+        "http://127.0.0.1:1",
+        "0",
+        "guarded",
+        "{\"rules\":[]}",
+        "build",
+        "",
+        "169.254.1.1:3128",
+        "operator",
+        "true",
+        "\u{1}",
+        "a b",
+    ];
+    // Each run its own mix, which a failure tells.
+    let mut seed = std::time::UNIX_EPOCH.elapsed().unwrap().subsec_nanos();
+    let mut pick = move |most: usize| {
+        // The generator of a textbook: any mix does.
+        seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        usize::try_from(seed >> 16).unwrap() % most
+    };
+    let mut shown = None;
+    for round in 0..24 {
+        let mut mix: Vec<(&str, &str)> = Vec::new();
+        for _ in 0..pick(6) + 1 {
+            mix.push((words[pick(words.len())], values[pick(values.len())]));
+        }
+        let mut claim = client.claim("default");
+        for (key, value) in &mix {
+            claim = claim.env(*key, *value);
+            let label: String = value.chars().filter(char::is_ascii_alphanumeric).collect();
+            claim = claim.label(key.to_lowercase().replace('_', "-"), label);
+        }
+        let sandbox = claim.await.unwrap_or_else(|error| panic!("{mix:?}: {error}"));
+        let row = daemon.ctl().json(["egress", "show", sandbox.id()]).await;
+        let layers = row["layers"].clone();
+        assert_eq!(*shown.get_or_insert(layers.clone()), layers, "{mix:?}");
+        let http = variable(&sandbox, "HTTPS_PROXY").await;
+        let http = http.strip_prefix("http://").unwrap().parse().unwrap();
+        let fields: String = mix
+            .iter()
+            .filter(|(_, value)| value.bytes().all(|byte| byte.is_ascii_graphic()))
+            .map(|(key, value)| {
+                format!(
+                    "x-sandbox-{}: {value}\r\n{}: {value}\r\n",
+                    key.to_lowercase(),
+                    key.replace("host", "x-host")
+                )
+            })
+            .collect();
+        for (url, line) in [
+            (&allowed, "HTTP/1.1 200 OK"),
+            (&other, "HTTP/1.1 403 host_not_allowed"),
+        ] {
+            let head = format!("GET {url} HTTP/1.1\r\nhost: x\r\n{fields}\r\n");
+            let answer = said(http, head.as_bytes()).await;
+            assert!(answer.starts_with(line), "round {round}: {mix:?}: {answer}");
+        }
+        sandbox.release().await.unwrap();
+    }
+}

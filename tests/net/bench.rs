@@ -71,6 +71,11 @@ impl Space {
         answer.recv().expect("the work there did not panic")
     }
 
+    /// Does something there that goes on for as long as the test.
+    pub(crate) fn beside(&self, work: impl FnOnce() + Send + 'static) {
+        self.run(move || drop(std::thread::spawn(work)));
+    }
+
     /// Runs a program there; it must succeed.
     pub(crate) fn command(&self, line: &str) -> String {
         let (outcome, text) = self.attempt(line);

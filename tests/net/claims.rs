@@ -159,7 +159,7 @@ async fn slot_reuse_keeps_no_policy() {
     let node = Node::new(1, 0, more, "").await;
     let client = node.client().await;
     let mut taps = BTreeSet::new();
-    for round in 0..10 {
+    for round in 0..50 {
         for (pool, expected) in [("default", OK), ("other", NOT_ALLOWED)] {
             // The slot may be that of a template's build, too.
             let claim = || async { client.claim(pool).wait(Duration::ZERO).await.ok() };
@@ -341,4 +341,81 @@ async fn lane_unlocked_is_refused_to_claims() {
     assert_eq!(guest.get(&node.url("allowed")).as_deref(), Some(OK));
     drop(guest);
     sandbox.release().await.unwrap();
+}
+
+/// However a guest comes to its door, and whatever it puts between: what it asks for is judged.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn door_judges_target_not_path() {
+    let node = Node::new(4, 1, "", "").await;
+    node.daemon.until_warm(1).await;
+    let client = node.client().await;
+    let sandbox = client.claim("default").warm_only().wait(HANG).await.unwrap();
+    let guest = node.guest(&sandbox).await;
+    let proxy = guest.proxy();
+    let port = node.world.port();
+    let other = format!("other.test:{port}");
+    let asked = [
+        format!("GET http://{other}/ HTTP/1.1\r\nhost: allowed.test:{port}\r\n\r\n"),
+        format!("CONNECT {other} HTTP/1.1\r\nhost: allowed.test:{port}\r\n\r\n"),
+        format!(
+            "GET http://{}:3128/ HTTP/1.1\r\nhost: a\r\n\r\n",
+            net::HOST_ADDRESS
+        ),
+        // The door by the door, which would look like an address of its own.
+        format!("CONNECT {}:3128 HTTP/1.1\r\nhost: a\r\n\r\n", net::HOST_ADDRESS),
+        format!("CONNECT {}:3128 HTTP/1.1\r\nhost: a\r\n\r\n", net::GUEST_ADDRESS),
+        format!("GET http://allowed.test:{port}/ HTTP/1.1\r\nhost: a\r\n\r\n"),
+    ];
+    let expected = [
+        NOT_ALLOWED,
+        NOT_ALLOWED,
+        "HTTP/1.1 403 address_literal",
+        "HTTP/1.1 403 address_literal",
+        "HTTP/1.1 403 address_literal",
+        OK,
+    ];
+    for (text, expected) in asked.iter().zip(expected) {
+        for door in [net::HOST_ADDRESS.into(), proxy] {
+            let said = guest.said_by(door, text.clone()).unwrap();
+            assert_eq!(said.lines().next(), Some(expected), "{text} by {door}");
+        }
+    }
+    assert!(!node.world.asked().iter().any(|name| name.starts_with("other")));
+    drop(guest);
+    sandbox.release().await.unwrap();
+}
+
+/// Two restarts one behind the other: what the first bound is displaced by the second, and connections of before are in
+/// nobody's way.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn door_rebind_twice_connects() {
+    let mut node = Node::new(2, 1, "", "").await;
+    node.daemon.until_warm(1).await;
+    let client = node.client().await;
+    let sandbox = client.claim("default").wait(HANG).await.unwrap();
+    let (id, token) = (sandbox.id().to_owned(), sandbox.token().cloned());
+    let guest = node.guest(&sandbox).await;
+    drop(sandbox.keep());
+    for round in 0..5 {
+        let target = format!("allowed.test:{}", node.world.port());
+        let head = format!("CONNECT {target} HTTP/1.1\r\nhost: {target}\r\n\r\n");
+        let before = guest.open(head);
+        for _ in 0..2 {
+            node.daemon.kill9().await;
+            node.daemon.start_again().await;
+        }
+        assert_eq!(
+            guest.get(&node.url("allowed")).as_deref(),
+            Some(OK),
+            "round {round}"
+        );
+        assert_eq!(
+            guest.get(&node.url("other")).as_deref(),
+            Some(NOT_ALLOWED),
+            "round {round}"
+        );
+        drop(before);
+    }
+    drop(guest);
+    node.client().await.sandbox(id, token).release().await.unwrap();
 }

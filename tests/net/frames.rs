@@ -58,12 +58,17 @@ impl Segment {
 
     /// Its bytes, without the IPv4 header.
     pub(crate) fn bytes(self) -> Vec<u8> {
+        self.bytes_with(&[])
+    }
+
+    fn bytes_with(self, data: &[u8]) -> Vec<u8> {
         let mut bytes = [
             &self.from.1.to_be_bytes()[..],
             &self.to.1.to_be_bytes(),
             &self.seq.to_be_bytes(),
             &self.ack.to_be_bytes(),
             &[0x50, self.flags, 0xff, 0xff, 0, 0, 0, 0],
+            data,
         ]
         .concat();
         let sum = transport(self.from.0, self.to.0, TCP, &bytes);
@@ -73,7 +78,13 @@ impl Segment {
 
     /// The frame.
     pub(crate) fn frame(self) -> Vec<u8> {
-        ethernet(0x0800, &ipv4(self.from.0, self.to.0, TCP, 0, &self.bytes()))
+        self.frame_with(&[])
+    }
+
+    /// The frame, with data.
+    pub(crate) fn frame_with(self, data: &[u8]) -> Vec<u8> {
+        let bytes = self.bytes_with(data);
+        ethernet(0x0800, &ipv4(self.from.0, self.to.0, TCP, 0, &bytes))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File, OpenOptions},
     io::{ErrorKind, Read as _, Write as _},
-    net::{Shutdown, SocketAddr, TcpStream},
+    net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
     os::fd::{AsFd as _, OwnedFd},
     thread::JoinHandle,
     time::Duration,
@@ -93,8 +93,44 @@ impl Guest {
 
     /// What the HTTP door says to these bytes, up to its end; none: it cannot be reached.
     pub(crate) fn said(&self, bytes: String) -> Option<String> {
+        self.said_by(HOST_ADDRESS, bytes)
+    }
+
+    /// A proxy within the guest that passes everything on to the HTTP door, from the same port of loopback. It ends with
+    /// the test.
+    pub(crate) fn proxy(&self) -> Ipv4Addr {
+        self.space.command("ip link set lo up");
+        let listener = self
+            .space
+            .run(|| TcpListener::bind((Ipv4Addr::LOCALHOST, HTTP_PORT)).unwrap());
+        // Each connection belongs to the namespace of the thread that opened it.
+        self.space.beside(move || {
+            for program in listener.incoming() {
+                let program = program.unwrap();
+                let door = TcpStream::connect((HOST_ADDRESS, HTTP_PORT)).unwrap();
+                let (from, to) = (program.try_clone().unwrap(), door.try_clone().unwrap());
+                std::thread::spawn(move || pass(from, to));
+                std::thread::spawn(move || pass(door, program));
+            }
+        });
+        Ipv4Addr::LOCALHOST
+    }
+
+    /// A connection to the HTTP door that has said this and been answered.
+    pub(crate) fn open(&self, bytes: String) -> TcpStream {
         self.space.run(move || {
-            let door = SocketAddr::from((HOST_ADDRESS, HTTP_PORT));
+            let mut stream = TcpStream::connect((HOST_ADDRESS, HTTP_PORT)).unwrap();
+            stream.set_read_timeout(Some(LIMIT)).unwrap();
+            stream.write_all(bytes.as_bytes()).unwrap();
+            assert!(stream.read(&mut [0; 64]).unwrap() > 0);
+            stream
+        })
+    }
+
+    /// What is said at the port of the HTTP door of another address.
+    pub(crate) fn said_by(&self, door: Ipv4Addr, bytes: String) -> Option<String> {
+        self.space.run(move || {
+            let door = SocketAddr::from((door, HTTP_PORT));
             let mut stream = TcpStream::connect_timeout(&door, LIMIT).ok()?;
             stream.set_read_timeout(Some(LIMIT)).unwrap();
             let mut all = String::new();
@@ -134,6 +170,12 @@ impl Drop for Guest {
             drop(pump.join());
         }
     }
+}
+
+/// Copies one direction to its end; a loss is told by an end.
+fn pass(mut from: TcpStream, mut to: TcpStream) {
+    drop(std::io::copy(&mut from, &mut to));
+    drop(to.shutdown(Shutdown::Write));
 }
 
 /// Copies frames both ways until it is stopped.

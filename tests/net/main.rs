@@ -16,5 +16,7 @@ mod frames;
 mod guest;
 mod heal;
 mod lane;
+mod own;
 mod slots;
+mod tuples;
 mod wire;

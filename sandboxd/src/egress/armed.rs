@@ -18,7 +18,7 @@ use sandbox_protocol::{
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
-use super::{Decided, Egress, pins::Pins};
+use super::{Decided, Egress, door::Kept, pins::Pins};
 use crate::{
     policy::{Authority, Host, Sides},
     tasks::Group,
@@ -64,6 +64,8 @@ pub struct Armed {
     pub sides: Sides,
     /// Cancelled with the claim's end, whatever is under way.
     pub(super) cut: CancellationToken,
+    /// Connections to origins that rest: the claim's own.
+    pub(super) kept: Arc<Kept>,
 }
 
 /// Both doors of one sandbox; a handle.
@@ -117,6 +119,7 @@ impl Door {
             pool,
             sides,
             cut: CancellationToken::new(),
+            kept: Arc::default(),
         };
         self.pins().clear();
         self.0.armed.store(Some(Arc::new(armed)));
@@ -135,6 +138,7 @@ impl Door {
             pool: now.pool.clone(),
             sides,
             cut: now.cut.clone(),
+            kept: Arc::clone(&now.kept),
         };
         self.0.armed.store(Some(Arc::new(armed)));
         // To those who look at the policy anew; the link is as it was.
@@ -145,6 +149,7 @@ impl Door {
     pub fn disarm(&self) {
         if let Some(armed) = self.0.armed.swap(None) {
             armed.cut.cancel();
+            armed.kept.shut();
         }
         self.pins().clear();
     }

@@ -2,7 +2,7 @@
 
 use sandbox_protocol::door::DoorReason;
 
-use super::{Egress, interfaces};
+use super::Egress;
 use crate::policy::{Authority, Decision, Host, Judged, Ruling, Seen, Sides, Who, decide};
 
 /// An explanation.
@@ -53,7 +53,11 @@ async fn judged(egress: &Egress, target: &Authority, who: Who<'_>) -> Result<Vec
         Host::Address(address) => vec![*address],
         Host::Name(name) => egress.0.resolver.load_full().resolve(name).await?,
     };
-    let interfaces = interfaces::addresses().map_err(|_unreadable| DoorReason::OwnAddress)?;
+    let interfaces = egress
+        .0
+        .interfaces
+        .now()
+        .map_err(|_unreadable| DoorReason::OwnAddress)?;
     let vetting = egress.0.vetting.load();
     let judge = |address: &std::net::IpAddr| vetting.judge(&interfaces, *address, target.port(), who);
     Ok(addresses.iter().map(judge).collect())

@@ -1,16 +1,29 @@
-//! The host's own addresses, asked of the kernel for each dial: an address that was added a moment ago counts.
+//! The host's own addresses, held as they were read and read anew whenever the kernel has news of them.
+//!
+//! The kernel queues its news with the change itself, so whoever looks for news before a dial sees an address that was
+//! added a moment ago. Nothing runs in between, and what fails leaves nothing held.
 
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    os::fd::OwnedFd,
+    sync::{Arc, Mutex, PoisonError},
 };
 
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with};
+use rustix::{
+    io::Errno,
+    net::{
+        AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, netlink::SocketAddrNetlink, recv,
+        send, socket_with,
+    },
+};
 
 use crate::work;
 
 const RTM_NEWADDR: u16 = 20;
 const RTM_GETADDR: u16 = 22;
+/// Groups of news: addresses of IPv4 and of IPv6.
+const CHANGES: u32 = 0x10 | 0x100;
 const NLM_F_REQUEST_DUMP: u16 = 1 | 0x300;
 const NLMSG_DONE: u16 = 3;
 const IFA_ADDRESS: u16 = 1;
@@ -22,18 +35,68 @@ const ATTRIBUTE: usize = 4;
 /// One answer of a dump has at most 32 KiB.
 const ANSWER: usize = 32 * 1024;
 
-/// Every address of every interface. The kernel answers at once; nothing is waited for.
-///
-/// # Errors
-/// The kernel's. Without these addresses nothing may be dialled.
-pub(super) fn addresses() -> io::Result<Vec<IpAddr>> {
-    let socket = socket_with(
-        AddressFamily::NETLINK,
-        SocketType::RAW,
-        SocketFlags::CLOEXEC,
-        // 0, the protocol that a netlink socket has by default, is routing.
-        None,
-    )?;
+/// The addresses of every interface.
+#[derive(Debug, Default)]
+pub(super) struct Interfaces(Mutex<Option<Known>>);
+
+#[derive(Debug)]
+struct Known {
+    /// Where the kernel tells of changes since.
+    news: OwnedFd,
+    addresses: Arc<[IpAddr]>,
+}
+
+impl Interfaces {
+    /// The addresses now. The kernel answers at once; nothing is waited for.
+    ///
+    /// # Errors
+    /// The kernel's. Without these addresses nothing may be dialled.
+    pub(super) fn now(&self) -> io::Result<Arc<[IpAddr]>> {
+        // Every change of it is whole.
+        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = held.take_if(|known| !known.holds()) {
+            tracing::debug!(
+                before = known.addresses.len(),
+                "the host's own addresses have changed"
+            );
+        }
+        let known = match held.take() {
+            Some(known) => known,
+            None => Known::read()?,
+        };
+        let addresses = Arc::clone(&known.addresses);
+        *held = Some(known);
+        Ok(addresses)
+    }
+}
+
+impl Known {
+    fn read() -> io::Result<Self> {
+        let news = route(SocketFlags::NONBLOCK)?;
+        work::count(work::Kind::Binds, 1);
+        bind(&news, &SocketAddrNetlink::new(0, CHANGES))?;
+        // Whatever changes from here on is news.
+        Ok(Self {
+            news,
+            addresses: addresses()?.into(),
+        })
+    }
+
+    /// Whether there is no news. News that was lost, or cannot be read, is news.
+    fn holds(&self) -> bool {
+        let mut nothing = [0; 1];
+        matches!(recv(&self.news, &mut nothing, RecvFlags::PEEK), Err(Errno::AGAIN))
+    }
+}
+
+fn route(flags: SocketFlags) -> io::Result<OwnedFd> {
+    let flags = flags | SocketFlags::CLOEXEC;
+    // 0, the protocol that a netlink socket has by default, is routing.
+    Ok(socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?)
+}
+
+fn addresses() -> io::Result<Vec<IpAddr>> {
+    let socket = route(SocketFlags::empty())?;
     work::count(work::Kind::NetlinkMessages, 1);
     send(&socket, &question(), SendFlags::empty())?;
     let mut found = Vec::new();
@@ -117,11 +180,29 @@ fn attributes(mut bytes: &[u8], found: &mut Vec<IpAddr>) {
 mod tests {
     use super::*;
 
+    #[tokio::test]
+    async fn loopback_is_among_them_and_they_are_read_once() {
+        let interfaces = Interfaces::default();
+        let messages = async || {
+            let (found, counts) = work::traced(async { interfaces.now().unwrap() }).await;
+            assert!(found.contains(&IpAddr::from([127, 0, 0, 1])), "{found:?}");
+            assert!(!found.contains(&IpAddr::from([127, 0, 0, 2])), "{found:?}");
+            counts.get(work::Kind::NetlinkMessages)
+        };
+        assert_eq!((messages().await, messages().await), (1, 0));
+    }
+
     #[test]
-    fn loopback_is_among_them() {
-        let found = addresses().unwrap();
-        assert!(found.contains(&IpAddr::from([127, 0, 0, 1])), "{found:?}");
-        assert!(!found.contains(&IpAddr::from([127, 0, 0, 2])), "{found:?}");
+    fn what_cannot_be_read_is_not_held() {
+        let interfaces = Interfaces::default();
+        interfaces.now().unwrap();
+        // A socket that gives no news, and cannot say that there is none.
+        let (broken, _other) = io::pipe().unwrap();
+        let mut held = interfaces.0.lock().unwrap();
+        held.as_mut().unwrap().news = broken.into();
+        held.as_mut().unwrap().addresses = Arc::default();
+        drop(held);
+        assert!(!interfaces.now().unwrap().is_empty(), "they were read anew");
     }
 
     #[test]

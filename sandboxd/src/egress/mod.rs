@@ -36,6 +36,7 @@ use std::{
 use arc_swap::ArcSwap;
 use sandbox_protocol::{id::SandboxId, limits};
 
+use self::interfaces::Interfaces;
 pub use self::{
     answer::Denial,
     armed::{Armed, Door, DoorKind, Seat},
@@ -69,6 +70,7 @@ pub struct Egress(Arc<Inner>);
 struct Inner {
     book: Book,
     vetting: ArcSwap<Vetting>,
+    interfaces: Interfaces,
     resolver: ArcSwap<Resolver>,
     decisions: Decisions,
     open: AtomicUsize,
@@ -81,6 +83,7 @@ impl Egress {
         Self(Arc::new(Inner {
             book: Book::default(),
             vetting: ArcSwap::from_pointee(settings.vetting),
+            interfaces: Interfaces::default(),
             resolver: ArcSwap::from_pointee(Resolver::new(settings.servers)),
             decisions: Decisions::new(metrics, clock),
             open: AtomicUsize::new(0),

@@ -10,7 +10,7 @@ use std::{
 
 use sandbox_protocol::id::{ClaimId, SandboxId};
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
+    io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
     net::{TcpListener, TcpStream, UdpSocket},
 };
 
@@ -24,7 +24,7 @@ use crate::{
 
 /// A hang, not a speed.
 pub(crate) async fn within<F: Future>(future: F) -> F::Output {
-    tokio::time::timeout(Duration::from_secs(60), future)
+    tokio::time::timeout(Duration::from_secs(30), future)
         .await
         .expect("nothing hangs")
 }
@@ -102,16 +102,22 @@ pub(crate) struct Origin {
 
 impl Origin {
     async fn serve() -> Self {
-        let listener = TcpListener::bind("127.0.0.2:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let seen = Arc::new(Mutex::new(Vec::new()));
-        let log = Arc::clone(&seen);
+        let (origin, listener) = Self::silent().await;
+        let log = Arc::clone(&origin.seen);
         drop(tasks::spawn("origin", async move {
             while let Ok((stream, _)) = listener.accept().await {
                 drop(tasks::spawn("origin", answer(stream, Arc::clone(&log))));
             }
         }));
-        Self { address, seen }
+        origin
+    }
+
+    /// One whose connections are the test's to serve.
+    async fn silent() -> (Self, TcpListener) {
+        let listener = TcpListener::bind("127.0.0.2:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let seen = Arc::default();
+        (Self { address, seen }, listener)
     }
 
     pub(crate) fn text(&self) -> String {
@@ -170,7 +176,19 @@ pub(crate) fn pool() -> Name {
 
 impl Bench {
     pub(crate) async fn new() -> Self {
-        let (dns, origin) = (Dns::default(), Origin::serve().await);
+        Self::to(Origin::serve().await).await
+    }
+
+    /// With an origin whose connections are the test's to serve, armed.
+    pub(crate) async fn scripted() -> (Self, TcpListener) {
+        let (origin, listener) = Origin::silent().await;
+        let bench = Self::to(origin).await;
+        bench.arm();
+        (bench, listener)
+    }
+
+    async fn to(origin: Origin) -> Self {
+        let dns = Dns::default();
         dns.set("allowed.test", &["127.0.0.2"]);
         dns.set("other.test", &["127.0.0.2"]);
         let opened = Internal {
@@ -287,19 +305,27 @@ pub(crate) async fn socks5(io: &mut DuplexStream, host: &str, port: u16) -> u8 {
     reply[1]
 }
 
+/// What is said up to and with `end`.
+pub(crate) async fn read_to(io: &mut (impl AsyncRead + Unpin), end: &str) -> String {
+    let mut said = Vec::new();
+    while !said.ends_with(end.as_bytes()) {
+        let mut byte = [0];
+        let n = within(io.read(&mut byte)).await.unwrap();
+        assert_eq!(n, 1, "the end came before {end:?}: {}", said.escape_ascii());
+        said.push(byte[0]);
+    }
+    String::from_utf8(said).unwrap()
+}
+
+/// A head.
+pub(crate) async fn read_head(io: &mut (impl AsyncRead + Unpin)) -> String {
+    read_to(io, "\r\n\r\n").await
+}
+
 /// Opens a tunnel by CONNECT; gives the status line.
 pub(crate) async fn tunnel(io: &mut DuplexStream, target: &str) -> String {
     let head = format!("CONNECT {target} HTTP/1.1\r\nhost: {target}\r\n\r\n");
     io.write_all(head.as_bytes()).await.unwrap();
-    let mut head = Vec::new();
-    while !head.ends_with(b"\r\n\r\n") {
-        let mut byte = [0];
-        within(io.read_exact(&mut byte)).await.unwrap();
-        head.push(byte[0]);
-    }
-    String::from_utf8_lossy(&head)
-        .lines()
-        .next()
-        .unwrap_or_default()
-        .to_owned()
+    let head = read_head(io).await;
+    head.lines().next().unwrap_or_default().to_owned()
 }

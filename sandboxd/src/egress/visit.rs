@@ -8,7 +8,10 @@ use std::{
 use sandbox_protocol::door::DoorReason;
 use tokio::net::TcpStream;
 
-use super::{Armed, Decided, Denial, Door, DoorKind, Outcome, Seat, dial, interfaces};
+use super::{
+    Armed, Decided, Denial, Door, DoorKind, Outcome, Seat, dial,
+    door::{Kept, Upstream},
+};
 use crate::{
     clock::WallTime,
     policy::{Authority, Host, Judged, Ruling, Seen, Side, Vetted, Who, allowed_port, decide},
@@ -32,9 +35,9 @@ pub struct Visit {
 
 /// A connection outwards.
 #[derive(Debug)]
-pub struct Reached {
-    /// The connection.
-    pub stream: TcpStream,
+pub struct Reached<T = TcpStream> {
+    /// The connection, or what speaks over it.
+    pub stream: T,
     /// To where.
     pub address: SocketAddr,
     /// What it was judged as: by a name, where the guest dialled an address that it was told for that name.
@@ -119,24 +122,43 @@ impl Visit {
         })
     }
 
-    /// Whether the policy in force still allows a tunnel; records that it is cut where not.
+    /// Whether the policy in force still allows what was asked for; records that it is cut where not.
     ///
     /// # Errors
     /// The denial.
-    pub fn still(&self, target: &Authority) -> Result<(), Denial> {
+    pub fn still(&self, target: &Authority, seen: Seen<'_>) -> Result<(), Denial> {
         let allowed = self
             .now()
-            .is_some_and(|now| decide(&now.sides, target, Seen::Tunnel).denial().is_none());
+            .is_some_and(|now| decide(&now.sides, target, seen).denial().is_none());
         if allowed {
             return Ok(());
         }
-        let decider = Decider::default();
-        Err(self.denied(
-            &target.to_string(),
-            Seen::Tunnel,
-            DoorReason::PolicyChanged,
-            decider,
-        ))
+        Err(self.refuse_request(DoorReason::PolicyChanged, &target.to_string(), seen))
+    }
+
+    /// Where connections of this claim rest.
+    pub(super) fn kept(&self) -> &Arc<Kept> {
+        &self.armed.kept
+    }
+
+    /// A connection of this claim that rests, for one more request, which is judged like any other. Its address is not
+    /// looked up again; it is vetted again, as far as that is about this host and its operator's word.
+    ///
+    /// # Errors
+    /// The denial, recorded. Cancel safe: a connection that was taken ends.
+    pub(super) async fn reuse(&self, target: &Authority, seen: Seen<'_>) -> Result<Option<Upstream>, Denial> {
+        let pinned = self.pinned(target, seen);
+        let target = pinned.as_ref().unwrap_or(target);
+        let Some(upstream) = self.kept().take(target).await else {
+            return Ok(None);
+        };
+        let decider = self.judge(target, seen)?;
+        if self.vet(target, &[upstream.address.ip()]).is_err() {
+            return Ok(None);
+        }
+        let outcome = Outcome::Allowed(upstream.address);
+        self.record(&target.to_string(), seen, outcome, decider);
+        Ok(Some(upstream))
     }
 
     /// The one way out: decides, resolves, vets, dials.
@@ -228,7 +250,7 @@ impl Visit {
             pool: self.armed.pool.as_ref().map_or("", |pool| pool.as_str()),
             tenant: &self.armed.tenant,
         };
-        let interfaces = interfaces::addresses().map_err(|error| {
+        let interfaces = self.door.egress().0.interfaces.now().map_err(|error| {
             tracing::error!(%error, "the host's own addresses cannot be read: nothing is dialled");
             Judged {
                 address: std::net::Ipv4Addr::UNSPECIFIED.into(),

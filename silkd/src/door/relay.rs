@@ -1,15 +1,21 @@
 //! One connection of a program, and its way to the host.
 
-use std::{io, net::SocketAddr, sync::atomic::Ordering, time::Duration};
+use std::{
+    io,
+    net::{Ipv4Addr, SocketAddr},
+    sync::atomic::Ordering,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use h2::{Reason, RecvStream, SendStream, client::SendRequest};
 use http::{Method, Request, StatusCode, Uri, Version};
+use rustix::rand::{GetRandomFlags, getrandom};
 use sandbox_protocol::{door::DoorReason, limits::EGRESS_STREAMS, metadata::door::DENY_REASON};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional},
     net::{
-        TcpListener, TcpStream,
+        TcpListener, TcpSocket, TcpStream,
         tcp::{ReadHalf, WriteHalf},
     },
     time::{sleep, timeout},
@@ -24,6 +30,8 @@ const PIECE: usize = 16 * 1024;
 const FAREWELL: Duration = Duration::from_secs(5);
 /// For a door to answer a dial. A daemon that is started again needs a second of it.
 const REACH: Duration = Duration::from_secs(10);
+/// Ports of chance that are tried.
+const CHANCES: usize = 8;
 /// Until connections are accepted again, when descriptors have run out.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Connections at once: those that the host takes, and as many that are told so. What is beyond is reset.
@@ -126,7 +134,7 @@ async fn relay(mut program: TcpStream, kind: Kind, way: Option<Way>, place: &Pla
 
 /// Splices a program to a door that is reached by the card: an end is passed on as an end, and a loss as a loss.
 async fn by_card(mut program: TcpStream, kind: Kind, door: SocketAddr) {
-    let Ok(Ok(mut host)) = timeout(REACH, TcpStream::connect(door)).await else {
+    let Ok(Ok(mut host)) = timeout(REACH, connect(door)).await else {
         return refuse(program, kind, DoorReason::DoorUnreachable).await;
     };
     for side in [&program, &host] {
@@ -136,6 +144,28 @@ async fn by_card(mut program: TcpStream, kind: Kind, door: SocketAddr) {
         reset(&program);
         reset(&host);
     }
+}
+
+/// Connects to a door from a port of chance. Every clone of a template would have the kernel choose the same ports in the
+/// same order, and all of them have one address: the host would look through all such connections for each packet.
+async fn connect(door: SocketAddr) -> io::Result<TcpStream> {
+    for _ in 0..CHANCES {
+        let socket = TcpSocket::new_v4()?;
+        match socket.bind((Ipv4Addr::UNSPECIFIED, port()?).into()) {
+            Ok(()) => return socket.connect(door).await,
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            Err(error) => return Err(error),
+        }
+    }
+    TcpStream::connect(door).await
+}
+
+/// One of the ports that no service is expected at. The kernel draws it: its randomness is a clone's own.
+fn port() -> io::Result<u16> {
+    let mut drawn = [0; 2];
+    // The kernel never gives less of so little.
+    getrandom(&mut drawn[..], GetRandomFlags::empty())?;
+    Ok(u16::from_ne_bytes(drawn) | 0x8000)
 }
 
 /// Opens a stream to a door.

@@ -169,6 +169,34 @@ fn programs_are_told_where_their_doors_are() {
     assert_eq!(value("NODE_USE_ENV_PROXY"), "1");
 }
 
+/// All guests have one address: what tells their connections apart at the host is the port.
+#[tokio::test]
+async fn relays_by_card_leave_from_ports_of_chance() {
+    let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let door = tokio::net::TcpListener::bind(any).await.unwrap();
+    let at = door.local_addr().unwrap();
+    let listeners = Listeners {
+        by_card: Some([at, at]),
+        ..Listeners::bind(any, any).unwrap()
+    };
+    let http = listeners.http.1;
+    let listening = crate::tasks::spawn(Doors::default().listen(listeners).unwrap());
+    let mut ports = Vec::new();
+    let mut open = Vec::new();
+    for _ in 0..8 {
+        open.push((
+            TcpStream::connect(http).await.unwrap(),
+            within(door.accept()).await.unwrap(),
+        ));
+        ports.push(open.last().unwrap().1.1.port());
+    }
+    // The kernel's own choices to one address lie close together.
+    ports.sort_unstable();
+    assert!(ports[7] - ports[0] > 1_000, "{ports:?}");
+    assert!(ports[0] >= 0x8000, "{ports:?}");
+    listening.abort();
+}
+
 /// On lane guarded the doors are reached by the card; no stream is opened, and ends pass both ways.
 #[tokio::test]
 async fn a_card_is_spliced_and_a_door_that_is_not_there_is_told() {

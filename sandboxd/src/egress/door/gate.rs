@@ -29,6 +29,8 @@ pub(super) enum Over {
     End,
     /// A tunnel is wanted.
     Connect(Connect),
+    /// WebSocket is wanted, by a request that was passed on.
+    Upgrade,
     /// It is refused, once what came before is answered.
     Bad(DoorReason),
 }
@@ -120,6 +122,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Gate<T> {
             match this.guard.feed(&mut this.input, &mut this.out) {
                 Next::More => {}
                 Next::Connect(connect) => this.over = Some(Over::Connect(connect)),
+                Next::Upgrade => this.over = Some(Over::Upgrade),
                 Next::Bad(reason) => this.over = Some(Over::Bad(reason)),
             }
             if !this.out.is_empty() || this.over.is_some() {

@@ -2,7 +2,8 @@
 //!
 //! hyper takes bare LF and `gzip, chunked`, drops Content-Length beside Transfer-Encoding and merges equal lengths before
 //! a service can see them. So a head is held back until it is whole and sound, bodies are followed to the next head, and
-//! nothing behind a fault is let through. CONNECT ends what hyper sees: its bytes are not HTTP.
+//! nothing behind a fault is let through. CONNECT ends what hyper sees: its bytes are not HTTP. So does a request for
+//! WebSocket, behind its head.
 
 use bytes::{Bytes, BytesMut};
 use sandbox_protocol::door::DoorReason;
@@ -15,6 +16,9 @@ pub(super) const FIELDS: usize = 128;
 const EXTENSION: usize = 256;
 const CHUNK_LINE: usize = EXTENSION + 20;
 
+/// The one protocol that a request may switch to.
+pub(super) const WEBSOCKET: &str = "websocket";
+
 /// What a scanner came to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Next {
@@ -22,6 +26,8 @@ pub enum Next {
     More,
     /// A head of a tunnel: what is left of the input is not HTTP.
     Connect(Connect),
+    /// A request for WebSocket was let through: what is left of the input waits for its answer.
+    Upgrade,
     /// It cannot be read in one way, or is too large. Nothing behind it is looked at.
     Bad(DoorReason),
 }
@@ -89,9 +95,9 @@ impl Guard {
             match self.step(input, out) {
                 Ok(None) if before == (self.state, input.len()) => return Next::More,
                 Ok(None) => {}
-                Ok(Some(connect)) => {
+                Ok(Some(over)) => {
                     self.state = State::Over;
-                    return Next::Connect(connect);
+                    return over;
                 }
                 Err(reason) => {
                     self.state = State::Over;
@@ -101,7 +107,7 @@ impl Guard {
         }
     }
 
-    fn step(&mut self, input: &mut BytesMut, out: &mut BytesMut) -> Result<Option<Connect>, DoorReason> {
+    fn step(&mut self, input: &mut BytesMut, out: &mut BytesMut) -> Result<Option<Next>, DoorReason> {
         match self.state {
             State::Head => {
                 let Some(head) = self.block(input)? else {
@@ -109,29 +115,26 @@ impl Guard {
                 };
                 let head_read = read_head(&head)?;
                 if let Kind::Connect(target) = head_read {
-                    return Ok(Some(Connect { target }));
+                    return Ok(Some(Next::Connect(Connect { target })));
                 }
                 out.extend_from_slice(&head);
                 self.state = match head_read {
+                    Kind::Upgrade => return Ok(Some(Next::Upgrade)),
                     Kind::Length(0) | Kind::Connect(_) => State::Head,
                     Kind::Length(length) => State::Length(length),
                     Kind::Chunked => State::Size,
                 };
             }
             State::Length(left) => {
-                let left = pass(input, out, left);
-                self.state = if left == 0 {
-                    State::Head
-                } else {
-                    State::Length(left)
+                self.state = match pass(input, out, left) {
+                    0 => State::Head,
+                    left => State::Length(left),
                 };
             }
             State::Chunk(left) => {
-                let left = pass(input, out, left);
-                self.state = if left == 0 {
-                    State::ChunkEnd
-                } else {
-                    State::Chunk(left)
+                self.state = match pass(input, out, left) {
+                    0 => State::ChunkEnd,
+                    left => State::Chunk(left),
                 };
             }
             State::Size => {
@@ -235,14 +238,15 @@ fn pass(input: &mut BytesMut, out: &mut BytesMut, left: u64) -> u64 {
 /// What follows a head.
 enum Kind {
     Connect(String),
+    Upgrade,
     Length(u64),
     Chunked,
 }
 
 fn read_head(head: &[u8]) -> Result<Kind, DoorReason> {
     let bad = DoorReason::BadFraming;
-    let mut lines = lines(head);
-    let request = lines.next().ok_or(bad)?;
+    let mut rest = lines(head);
+    let request = rest.next().ok_or(bad)?;
     let mut words = request.split(|byte| *byte == b' ');
     let (Some(method), Some(target), Some(version), None) =
         (words.next(), words.next(), words.next(), words.next())
@@ -258,7 +262,7 @@ fn read_head(head: &[u8]) -> Result<Kind, DoorReason> {
         return Err(bad);
     }
     let mut fields = Fields::default();
-    for line in lines {
+    for line in rest {
         fields.take(line)?;
     }
     if !(fields.hosts == 1 || (is_old && fields.hosts == 0)) {
@@ -273,15 +277,41 @@ fn read_head(head: &[u8]) -> Result<Kind, DoorReason> {
     };
     if method != b"CONNECT" {
         // hyper would refuse it too, in its own words.
-        return match http::Uri::try_from(target) {
-            Ok(_) => Ok(body),
-            Err(_no_target) => Err(DoorReason::BadTarget),
-        };
+        if http::Uri::try_from(target).is_err() {
+            return Err(DoorReason::BadTarget);
+        }
+        let fields = lines(head).skip(1).filter_map(field);
+        let upgrades = !is_old && matches!(body, Kind::Length(0)) && asks_websocket(method, fields);
+        return Ok(if upgrades { Kind::Upgrade } else { body });
     }
     match body {
         Kind::Length(0) => Ok(Kind::Connect(String::from_utf8_lossy(target).into_owned())),
-        Kind::Length(_) | Kind::Chunked | Kind::Connect(_) => Err(bad),
+        Kind::Length(_) | Kind::Chunked | Kind::Connect(_) | Kind::Upgrade => Err(bad),
     }
+}
+
+/// Whether a request of HTTP/1.1 without a body asks for WebSocket, and for nothing else. Asked with the same fields here
+/// and by whoever answers it.
+pub(super) fn asks_websocket<'a>(method: &[u8], fields: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> bool {
+    let (mut asked, mut asked_else, mut named) = (false, false, false);
+    for (name, value) in fields {
+        if name.eq_ignore_ascii_case(b"upgrade") {
+            let is_it = value.eq_ignore_ascii_case(WEBSOCKET.as_bytes());
+            asked |= is_it;
+            asked_else |= !is_it;
+        } else if name.eq_ignore_ascii_case(b"connection") {
+            let mut words = value.split(|byte| *byte == b',');
+            named |= words.any(|word| word.trim_ascii().eq_ignore_ascii_case(b"upgrade"));
+        }
+    }
+    method == b"GET" && asked && !asked_else && named
+}
+
+/// Name and value of a line.
+fn field(line: &[u8]) -> Option<(&[u8], &[u8])> {
+    let at = line.iter().position(|byte| *byte == b':')?;
+    let (name, value) = line.split_at_checked(at)?;
+    Some((name, value.strip_prefix(b":")?.trim_ascii()))
 }
 
 fn read_trailers(block: &[u8]) -> Result<(), DoorReason> {
@@ -322,9 +352,7 @@ impl Fields {
         if self.count > FIELDS {
             return Err(DoorReason::HeadTooLarge);
         }
-        let at = line.iter().position(|byte| *byte == b':').ok_or(bad)?;
-        let (name, value) = line.split_at_checked(at).ok_or(bad)?;
-        let value = value.strip_prefix(b":").unwrap_or_default().trim_ascii();
+        let (name, value) = field(line).ok_or(bad)?;
         // A name that begins with a space is a folded line, one that ends in a space is two names to two readers.
         if !is_token(name) || value.iter().any(|byte| byte.is_ascii_control() && *byte != b'\t') {
             return Err(bad);

@@ -1,21 +1,29 @@
 //! The HTTP door: plain requests by absolute target, and CONNECT. Messages are written anew, never forwarded as bytes, and
 //! each request on a connection is judged.
 
-use std::{convert::Infallible, future::poll_fn, sync::Arc};
+use std::{
+    convert::Infallible,
+    future::poll_fn,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use bytes::Bytes;
-use http::{HeaderValue, Method, Request, Response, StatusCode, header, uri::PathAndQuery};
+use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header, request, uri::PathAndQuery};
+use http_body::Body as _;
 use http_body_util::{BodyExt as _, Full};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use sandbox_protocol::{door::DoorReason, metadata::door::OWN_NAME};
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt as _},
+    net::TcpStream,
+};
 
 use super::{
     Visit, farewell,
     gate::{Gate, Over},
-    guard::FIELDS,
-    onward::{self, Asked, Body},
+    guard::{self, FIELDS},
+    onward::{self, Asked, Body, Switched},
     tunnel,
 };
 use crate::{
@@ -34,11 +42,12 @@ where
     T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     let visit = Arc::new(visit);
+    let switched = Arc::new(Mutex::new(None));
     let serving = {
-        let visit = Arc::clone(&visit);
+        let (visit, switched) = (Arc::clone(&visit), Arc::clone(&switched));
         service_fn(move |request| {
-            let visit = Arc::clone(&visit);
-            Box::pin(async move { Ok::<_, Infallible>(answer(&visit, request).await) })
+            let (visit, switched) = (Arc::clone(&visit), Arc::clone(&switched));
+            Box::pin(async move { Ok::<_, Infallible>(answer(&visit, request, &switched).await) })
         })
     };
     let mut connection = http1::Builder::new()
@@ -53,6 +62,10 @@ where
     match (outcome, over) {
         (Ok(()), Some(Over::Connect(connect))) => {
             Box::pin(connect_to(&visit, io, &early, &connect.target)).await;
+        }
+        (Ok(()), Some(Over::Upgrade)) => {
+            let switched = switched.lock().unwrap_or_else(PoisonError::into_inner).take();
+            Box::pin(switch(&visit, io, &early, switched)).await;
         }
         (Ok(()), Some(Over::Bad(reason))) => {
             let denial = visit.refuse(reason, "");
@@ -78,7 +91,7 @@ where
     match reached {
         Ok(reached) => {
             if io.write_all(ESTABLISHED).await.is_ok() {
-                Box::pin(tunnel::run(visit, io, early, reached)).await;
+                Box::pin(tunnel::run(visit, io, early, reached, Seen::Tunnel)).await;
             }
         }
         Err(denial) => {
@@ -89,12 +102,51 @@ where
     }
 }
 
-async fn answer(visit: &Visit, request: Request<Incoming>) -> Response<Body> {
-    let mut response = match Box::pin(pass(visit, request)).await {
-        Ok(response) => response,
-        Err(denial) => denial.response().map(full),
+/// A request that switched to another protocol, with its origin's connection.
+struct Switch {
+    to: Switched<TcpStream>,
+    method: String,
+    path: String,
+}
+
+/// What follows a request for WebSocket: raw bytes where the origin agreed, and else nothing.
+async fn switch<T>(visit: &Visit, mut io: T, early: &[u8], switched: Option<Switch>)
+where
+    T: AsyncRead + AsyncWrite + Send + Unpin,
+{
+    let Some(Switch { to, method, path }) = switched else {
+        return farewell(io).await;
     };
-    if visit.now().is_none() {
+    let seen = Seen::Request {
+        method: &method,
+        path: &path,
+    };
+    if io.write_all(&to.early).await.is_ok() {
+        Box::pin(tunnel::run(visit, io, early, to.reached, seen)).await;
+    }
+}
+
+async fn answer(
+    visit: &Visit,
+    request: Request<Incoming>,
+    switched: &Mutex<Option<Switch>>,
+) -> Response<Body> {
+    let upgrades = asks_websocket(&request);
+    // Whoever was not told to send a body may send it or not: nobody can say what comes next.
+    let unread = onward::expects(request.headers(), request.version());
+    let outcome = if upgrades {
+        let upgraded = Box::pin(upgrade(visit, request)).await;
+        upgraded.map(|(response, switch)| {
+            *switched.lock().unwrap_or_else(PoisonError::into_inner) = switch;
+            response
+        })
+    } else {
+        Box::pin(pass(visit, request)).await
+    };
+    let is_denied = outcome.is_err();
+    let mut response = outcome.unwrap_or_else(|denial| denial.response().map(full));
+    let is_last = (upgrades && response.status() != StatusCode::SWITCHING_PROTOCOLS) || (is_denied && unread);
+    if visit.now().is_none() || is_last {
         response
             .headers_mut()
             .insert(header::CONNECTION, HeaderValue::from_static("close"));
@@ -106,26 +158,42 @@ fn full(bytes: Bytes) -> Body {
     Full::new(bytes).map_err(|never| match never {}).boxed()
 }
 
+fn asks_websocket(request: &Request<Incoming>) -> bool {
+    let fields = request.headers().iter();
+    let fields = fields.map(|(name, value)| (name.as_str().as_bytes(), value.as_bytes()));
+    request.version() == Version::HTTP_11
+        && request.body().is_end_stream()
+        && guard::asks_websocket(request.method().as_str().as_bytes(), fields)
+}
+
+/// Method and path, for as long as the request is under way.
+fn method_and_path(parts: &request::Parts) -> (Method, PathAndQuery) {
+    let path = parts.uri.path_and_query().cloned();
+    (
+        parts.method.clone(),
+        path.unwrap_or_else(|| PathAndQuery::from_static("/")),
+    )
+}
+
+/// The origin that a plain request names.
+fn target(visit: &Visit, parts: &request::Parts, seen: Seen<'_>) -> Result<Authority, Denial> {
+    let authority = parts.uri.authority().map(http::uri::Authority::as_str);
+    let text = authority.unwrap_or_else(|| parts.uri.path());
+    let (Some(authority), Some("http")) = (authority, parts.uri.scheme_str()) else {
+        return Err(visit.refuse_request(DoorReason::BadTarget, text, seen));
+    };
+    Authority::parse(authority, Some(80)).map_err(|error| visit.refuse_request(error.reason(), text, seen))
+}
+
 /// Judges a request, passes it on, and gives the origin's answer.
 async fn pass(visit: &Visit, request: Request<Incoming>) -> Result<Response<Body>, Denial> {
     let (parts, body) = request.into_parts();
-    let path = parts.uri.path_and_query().cloned();
-    let path = path.unwrap_or_else(|| PathAndQuery::from_static("/"));
-    let method = parts.method.clone();
+    let (method, path) = method_and_path(&parts);
     let seen = Seen::Request {
         method: method.as_str(),
         path: path.as_str(),
     };
-    let authority = parts
-        .uri
-        .authority()
-        .map(|authority| authority.as_str().to_owned());
-    let text = authority.clone().unwrap_or_else(|| path.as_str().to_owned());
-    let (Some(authority), Some("http")) = (authority, parts.uri.scheme_str()) else {
-        return Err(visit.refuse_request(DoorReason::BadTarget, &text, seen));
-    };
-    let target = Authority::parse(&authority, Some(80))
-        .map_err(|error| visit.refuse_request(error.reason(), &text, seen))?;
+    let target = target(visit, &parts, seen)?;
     if matches!(target.host(), Host::Name(name) if name == OWN_NAME) {
         return Ok(own(visit, &method, path.as_str()));
     }
@@ -133,12 +201,40 @@ async fn pass(visit: &Visit, request: Request<Incoming>) -> Result<Response<Body
     if method == Method::TRACE {
         return Err(visit.refuse_request(DoorReason::MethodNotAllowed, &target.to_string(), seen));
     }
+    let asked = Asked {
+        target: &target,
+        seen,
+        keeps: Some(visit.kept()),
+    };
+    Box::pin(onward::pass(visit, asked, parts, body)).await
+}
+
+/// Judges a request for WebSocket and passes it on. The connection of one that switched is not HTTP any more, on either
+/// side.
+async fn upgrade(
+    visit: &Visit,
+    request: Request<Incoming>,
+) -> Result<(Response<Body>, Option<Switch>), Denial> {
+    let (parts, body) = request.into_parts();
+    let (method, path) = method_and_path(&parts);
+    let seen = Seen::Request {
+        method: method.as_str(),
+        path: path.as_str(),
+    };
+    let target = target(visit, &parts, seen)?;
     let reached = Box::pin(visit.reach(&target, seen)).await?;
     let asked = Asked {
         target: &target,
         seen,
+        keeps: None,
     };
-    Box::pin(onward::send(visit, reached, asked, parts, body)).await
+    let (response, switched) = Box::pin(onward::upgrade(visit, reached, asked, parts, body)).await?;
+    let switch = switched.map(|to| Switch {
+        to,
+        method: method.to_string(),
+        path: path.to_string(),
+    });
+    Ok((response, switch))
 }
 
 /// What the door itself answers: the last denials, for a program that wants to know.

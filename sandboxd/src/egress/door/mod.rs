@@ -13,6 +13,8 @@ mod tap;
 #[cfg(test)]
 mod tests;
 mod tunnel;
+mod upload;
+mod upstream;
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,6 +25,7 @@ use tokio::{
 };
 
 pub use self::link::{LinkOver, serve_link};
+pub(super) use self::upstream::{Kept, Upstream};
 pub(super) use super::Visit;
 use super::{Armed, Denial, Door, DoorKind, Seat};
 

@@ -3,23 +3,31 @@
 use std::{
     future::Future as _,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Version, header, request};
-use http_body::{Frame, SizeHint};
-use http_body_util::{BodyExt as _, combinators::BoxBody};
-use hyper::body::Incoming;
+use http_body::{Body as _, Frame, SizeHint};
+use http_body_util::{BodyExt as _, Empty, combinators::BoxBody};
+use hyper::{body::Incoming, ext::on_informational};
 use hyper_util::rt::TokioIo;
 use sandbox_protocol::door::DoorReason;
-use tokio::time::{Instant, Sleep, sleep, timeout};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    time::{Instant, Sleep, sleep, timeout},
+};
 
-use super::{BODY, TUNNEL, Visit, guard::FIELDS};
+use super::{
+    BODY, TUNNEL, Visit,
+    guard::WEBSOCKET,
+    upload::{Progress, Upload, is_last},
+    upstream::{Kept, Listening, Upstream},
+};
 use crate::{
     egress::{Denial, Reached},
     policy::{Authority, Seen},
-    tasks,
 };
 
 /// Fields that are about one connection, besides those that Connection names.
@@ -46,63 +54,241 @@ pub(super) struct Asked<'a> {
     pub(super) target: &'a Authority,
     /// Method and path.
     pub(super) seen: Seen<'a>,
+    /// Where its connection rests behind it; none: it ends with the answer.
+    pub(super) keeps: Option<&'a Arc<Kept>>,
 }
 
-/// Sends a request over a connection made for it, and gives the answer.
+impl Asked<'_> {
+    fn refuse(self, visit: &Visit, lost: &Lost) -> Denial {
+        let reason = match lost {
+            Lost::Unanswered | Lost::Unreadable => DoorReason::UpstreamProtocol,
+            Lost::Late => DoorReason::DialTimeout,
+        };
+        visit.refuse_request(reason, &self.target.to_string(), self.seen)
+    }
+}
+
+/// Sends a plain request: over a connection of the claim that rests, if it could be sent again should that have died
+/// meanwhile; else over a new one.
 ///
 /// # Errors
 /// The denial, recorded. Cancel safe: the connection ends with it.
-pub(super) async fn send(
+pub(super) async fn pass(
     visit: &Visit,
-    reached: Reached,
     asked: Asked<'_>,
-    mut parts: request::Parts,
+    parts: request::Parts,
     body: Incoming,
 ) -> Result<Response<Body>, Denial> {
-    let Asked { target, seen } = asked;
-    let refuse = |reason| visit.refuse_request(reason, &target.to_string(), seen);
-    let broken = |_error| refuse(DoorReason::UpstreamProtocol);
-    strip(&mut parts.headers);
-    write_anew(&mut parts.headers, target);
-    let mut onwards = Request::new(body);
-    *onwards.method_mut() = parts.method;
-    *onwards.uri_mut() = parts
-        .uri
-        .path_and_query()
-        .cloned()
-        .map(http::Uri::from)
-        .unwrap_or_default();
-    *onwards.headers_mut() = parts.headers;
-    let (mut sender, connection) = hyper::client::conn::http1::Builder::new()
-        .max_headers(FIELDS)
-        .handshake::<_, Incoming>(TokioIo::new(reached.stream))
-        .await
-        .map_err(broken)?;
-    // Its connection lives as long as somebody reads its answer, and no longer than the claim.
-    let driver = AbortOnDrop(tasks::spawn("door upstream", connection));
-    // A request may take long to be sent; one whose body rests is given up by the gate.
-    let answered = timeout(TUNNEL, sender.send_request(onwards)).await;
-    let response = match answered {
-        Ok(answered) => answered.map_err(broken)?,
-        Err(_elapsed) => return Err(refuse(DoorReason::DialTimeout)),
-    };
-    // Nobody asked for another protocol.
-    if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-        return Err(refuse(DoorReason::UpstreamProtocol));
+    let can_repeat = body.is_end_stream() && parts.method.is_idempotent();
+    if can_repeat && let Some(upstream) = Box::pin(visit.reuse(asked.target, asked.seen)).await? {
+        let again = written(parts.clone(), Upload::none(), asked.target);
+        match exchange(upstream, again, asked.keeps).await {
+            Ok(response) => return Ok(response),
+            Err(Lost::Unanswered) => {}
+            Err(lost @ (Lost::Late | Lost::Unreadable)) => return Err(asked.refuse(visit, &lost)),
+        }
     }
-    Ok(back(response, driver))
+    let reached = Box::pin(visit.reach(asked.target, asked.seen)).await?;
+    Box::pin(send(visit, reached, asked, parts, body)).await
 }
 
-/// The answer, written anew, which keeps its connection alive until it is read.
-fn back(response: Response<Incoming>, driver: AbortOnDrop) -> Response<Body> {
+/// Sends a request over a connection made for it.
+///
+/// # Errors
+/// The denial, recorded. Cancel safe: the connection ends with it.
+pub(super) async fn send<T>(
+    visit: &Visit,
+    reached: Reached<T>,
+    asked: Asked<'_>,
+    parts: request::Parts,
+    body: Incoming,
+) -> Result<Response<Body>, Denial>
+where
+    T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let upload = Upload::new(body, expects(&parts.headers, parts.version));
+    let request = written(parts, upload, asked.target);
+    let sent = async {
+        let upstream = open(reached).await?;
+        exchange(upstream, request, asked.keeps).await
+    };
+    sent.await.map_err(|lost| asked.refuse(visit, &lost))
+}
+
+/// Asks an origin to speak WebSocket. Where it will, its connection comes with the answer: whatever follows is not HTTP.
+///
+/// # Errors
+/// The denial, recorded. Cancel safe: the connection ends with it.
+pub(super) async fn upgrade<T>(
+    visit: &Visit,
+    reached: Reached<T>,
+    asked: Asked<'_>,
+    parts: request::Parts,
+    body: Incoming,
+) -> Result<(Response<Body>, Option<Switched<T>>), Denial>
+where
+    T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let (address, target) = (reached.address, reached.target.clone());
+    let refuse = |lost: Lost| asked.refuse(visit, &lost);
+    let mut request = written(parts, Upload::new(body, false), asked.target);
+    switches(request.headers_mut());
+    let mut upstream = open(reached).await.map_err(refuse)?;
+    let mut response = first_word(&mut upstream, request).await.map_err(refuse)?;
+    if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+        let progress = Upload::none().progress();
+        return Ok((back(response, upstream, progress, None), None));
+    }
+    let agreed = response.headers().get(header::UPGRADE);
+    if !agreed.is_some_and(|protocol| protocol.as_bytes().eq_ignore_ascii_case(WEBSOCKET.as_bytes())) {
+        return Err(refuse(Lost::Unreadable));
+    }
+    let raw = hyper::upgrade::on(&mut response).await;
+    let raw = raw
+        .ok()
+        .and_then(|raw| raw.downcast::<TokioIo<Listening<T>>>().ok())
+        .ok_or_else(|| refuse(Lost::Unreadable))?;
+    let switched = Switched {
+        reached: Reached {
+            stream: raw.io.into_inner().into_inner(),
+            address,
+            target,
+        },
+        early: raw.read_buf,
+    };
+    let (mut parts, _none) = response.into_parts();
+    strip(&mut parts.headers);
+    parts.headers.append(header::VIA, VIA);
+    switches(&mut parts.headers);
+    let empty = Empty::new().map_err(|never| match never {}).boxed();
+    Ok((Response::from_parts(parts, empty), Some(switched)))
+}
+
+/// A connection that has left HTTP.
+#[derive(Debug)]
+pub(super) struct Switched<T> {
+    /// The origin.
+    pub(super) reached: Reached<T>,
+    /// What it said behind its answer.
+    pub(super) early: Bytes,
+}
+
+/// A request as it goes on, written anew.
+fn written(parts: request::Parts, upload: Upload, target: &Authority) -> Request<Upload> {
+    let path = parts.uri.path_and_query().cloned();
+    let mut onwards = Request::new(upload);
+    *onwards.method_mut() = parts.method;
+    *onwards.uri_mut() = path.map(http::Uri::from).unwrap_or_default();
+    *onwards.headers_mut() = parts.headers;
+    let waits = onwards.body().waits();
+    let headers = onwards.headers_mut();
+    strip(headers);
+    write_anew(headers, target);
+    if waits {
+        headers.insert(header::EXPECT, HeaderValue::from_static("100-continue"));
+    }
+    onwards
+}
+
+/// Whether a client waits for leave to send its body.
+pub(super) fn expects(headers: &HeaderMap, version: Version) -> bool {
+    let mut words = headers.get_all(header::EXPECT).iter();
+    // A client of before does not know the word that it would get.
+    version == Version::HTTP_11 && words.any(|word| word.as_bytes().eq_ignore_ascii_case(b"100-continue"))
+}
+
+/// Why there is no answer.
+#[derive(Debug)]
+enum Lost {
+    /// The connection ended before one.
+    Unanswered,
+    /// It was waited for long enough.
+    Late,
+    /// What came is none.
+    Unreadable,
+}
+
+async fn open<T>(reached: Reached<T>) -> Result<Upstream, Lost>
+where
+    T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    Upstream::open(reached).await.map_err(|_error| Lost::Unanswered)
+}
+
+/// Sends a request and waits for the head of its answer.
+async fn first_word(upstream: &mut Upstream, request: Request<Upload>) -> Result<Response<Incoming>, Lost> {
+    // A request may take long to be sent; one whose body rests is given up by the gate.
+    match timeout(TUNNEL, upstream.sender.send_request(request)).await {
+        Ok(Ok(response)) => Ok(response),
+        Ok(Err(error)) if error.is_parse() || error.is_parse_too_large() => Err(Lost::Unreadable),
+        Ok(Err(_lost)) => Err(Lost::Unanswered),
+        Err(_elapsed) => Err(Lost::Late),
+    }
+}
+
+/// One request and its answer.
+async fn exchange(
+    mut upstream: Upstream,
+    mut request: Request<Upload>,
+    keeps: Option<&Arc<Kept>>,
+) -> Result<Response<Body>, Lost> {
+    let progress = request.body().progress();
+    if request.body().waits() {
+        let progress = progress.clone();
+        on_informational(&mut request, move |word| {
+            if word.status() == StatusCode::CONTINUE {
+                progress.want();
+            }
+        });
+    }
+    let response = first_word(&mut upstream, request).await?;
+    progress.answer();
+    // Nobody asked for another protocol, or for a coding of the message.
+    if response.status() == StatusCode::SWITCHING_PROTOCOLS || is_coded(response.headers()) {
+        return Err(Lost::Unreadable);
+    }
+    Ok(back(response, upstream, progress, keeps.cloned()))
+}
+
+/// The answer, written anew, which keeps its connection alive until it is read. One that came before all of its request
+/// was sent is the last of its client's connection.
+fn back(
+    response: Response<Incoming>,
+    upstream: Upstream,
+    progress: Progress,
+    keeps: Option<Arc<Kept>>,
+) -> Response<Body> {
     let (mut parts, body) = response.into_parts();
+    if parts.headers.contains_key(header::TRANSFER_ENCODING) {
+        // It framed nothing.
+        parts.headers.remove(header::CONTENT_LENGTH);
+    }
     strip(&mut parts.headers);
     parts.headers.append(header::VIA, VIA);
     parts.version = Version::HTTP_11;
+    if !progress.is_whole() {
+        let close = HeaderValue::from_static("close");
+        parts.headers.insert(header::CONNECTION, close);
+    }
+    let unsent = (parts.status == StatusCode::NOT_MODIFIED)
+        .then(|| {
+            parts
+                .headers
+                .get(header::CONTENT_LENGTH)?
+                .to_str()
+                .ok()?
+                .parse()
+                .ok()
+        })
+        .flatten();
     let body = Passing {
         body,
+        unsent,
+        has_ended: false,
         rests: Box::pin(sleep(BODY)),
-        _driver: driver,
+        upstream: Some(upstream),
+        progress,
+        keeps,
     };
     Response::from_parts(parts, body.boxed())
 }
@@ -110,9 +296,27 @@ fn back(response: Response<Incoming>, driver: AbortOnDrop) -> Response<Body> {
 /// An origin's body on its way, given up when it rests for too long.
 struct Passing {
     body: Incoming,
+    /// A length that is told of a body that is never sent: hyper would leave it out beside none.
+    unsent: Option<u64>,
+    has_ended: bool,
     rests: Pin<Box<Sleep>>,
     /// Its connection.
-    _driver: AbortOnDrop,
+    upstream: Option<Upstream>,
+    progress: Progress,
+    /// Where that goes when all was said, both ways.
+    keeps: Option<Arc<Kept>>,
+}
+
+impl Drop for Passing {
+    fn drop(&mut self) {
+        let is_over = self.has_ended || self.body.is_end_stream();
+        if let (Some(keeps), Some(upstream)) = (&self.keeps, self.upstream.take())
+            && is_over
+            && self.progress.is_whole()
+        {
+            keeps.put(upstream);
+        }
+    }
 }
 
 impl http_body::Body for Passing {
@@ -125,6 +329,7 @@ impl http_body::Body for Passing {
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) {
             self.rests.as_mut().reset(Instant::now() + BODY);
+            self.has_ended = is_last(frame.as_ref());
             return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
         }
         ready!(self.rests.as_mut().poll(cx));
@@ -132,20 +337,12 @@ impl http_body::Body for Passing {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.unsent.is_none() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
-
-/// Ends a task when nobody needs it any more.
-struct AbortOnDrop(tokio::task::JoinHandle<Result<(), hyper::Error>>);
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
+        self.unsent
+            .map_or_else(|| self.body.size_hint(), SizeHint::with_exact)
     }
 }
 
@@ -172,7 +369,20 @@ fn strip(headers: &mut HeaderMap) {
     }
 }
 
-/// Sets what the door decides: Host by the target that was judged. Expect was answered here.
+/// Whether a message is coded as nobody asked for.
+fn is_coded(headers: &HeaderMap) -> bool {
+    let codings = headers.get_all(header::TRANSFER_ENCODING);
+    let mut codings = codings.iter().map(HeaderValue::as_bytes);
+    codings.any(|coding| !coding.eq_ignore_ascii_case(b"chunked"))
+}
+
+/// Asks for WebSocket, or agrees to it.
+fn switches(headers: &mut HeaderMap) {
+    headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+    headers.insert(header::UPGRADE, HeaderValue::from_static(WEBSOCKET));
+}
+
+/// Sets what the door decides: Host by the target that was judged.
 fn write_anew(headers: &mut HeaderMap, target: &Authority) {
     headers.remove(header::EXPECT);
     let host = if target.port() == 80 {

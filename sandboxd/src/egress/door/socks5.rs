@@ -9,7 +9,7 @@ use tokio::{
 };
 
 use super::{HEAD_TIME, Visit, farewell, tunnel};
-use crate::policy::{Authority, Host};
+use crate::policy::{Authority, Host, Seen};
 
 /// No method that we have.
 pub(super) const NO_METHOD: [u8; 2] = [5, 0xff];
@@ -110,10 +110,10 @@ where
     };
     let refused = match asked {
         Wish::Not(reason, target) => visit.refuse(reason, &target).reason,
-        Wish::Tunnel(target) => match Box::pin(visit.reach(&target, crate::policy::Seen::Tunnel)).await {
+        Wish::Tunnel(target) => match Box::pin(visit.reach(&target, Seen::Tunnel)).await {
             Ok(reached) => {
                 if io.write_all(&reply(0)).await.is_ok() {
-                    Box::pin(tunnel::run(&visit, io, &early, reached)).await;
+                    Box::pin(tunnel::run(&visit, io, &early, reached, Seen::Tunnel)).await;
                 }
                 return;
             }

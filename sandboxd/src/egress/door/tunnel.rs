@@ -11,15 +11,17 @@ use tokio::{
 };
 
 use super::{TUNNEL, Visit};
-use crate::egress::Reached;
+use crate::{egress::Reached, policy::Seen};
 
 /// Bytes in flight in each direction.
 const BUFFER: usize = 16 * 1024;
 
-/// Runs a tunnel; `early` is what the client sent before it was answered. Dropping it resets both sides.
-pub(super) async fn run<T>(visit: &Visit, io: T, early: &[u8], reached: Reached)
+/// Runs a tunnel, or what became of a request that was `seen`; `early` is what the client sent before it was answered.
+/// Dropping it resets both sides.
+pub(super) async fn run<T, O>(visit: &Visit, io: T, early: &[u8], reached: Reached<O>, seen: Seen<'_>)
 where
     T: AsyncRead + AsyncWrite + Send + Unpin,
+    O: AsyncRead + AsyncWrite + Send + Unpin,
 {
     let moved = AtomicU64::new(0);
     let (from_client, to_client) = tokio::io::split(io);
@@ -34,7 +36,7 @@ where
     let mut changes = visit.door().changes();
     let forbidden = async {
         // A policy that changed between the decision and this moment counts too.
-        while visit.still(&target).is_ok() {
+        while visit.still(&target, seen).is_ok() {
             if changes.changed().await.is_err() {
                 std::future::pending::<()>().await;
             }

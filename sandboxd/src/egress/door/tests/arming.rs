@@ -35,8 +35,9 @@ async fn inv_12_denies_before_after_and_by_default() {
     assert_eq!(line().await, "HTTP/1.1 403 not_armed");
     bench.arm();
     assert_eq!(line().await, "HTTP/1.1 200 OK");
-    // What is dialled is what was judged, now.
+    // What is dialled is what was judged, now; a claim begins without connections that rest.
     bench.dns.set("allowed.test", &["10.0.0.1"]);
+    bench.arm();
     assert_eq!(line().await, "HTTP/1.1 403 special_address");
     bench.door.disarm();
     bench.door.disarm();

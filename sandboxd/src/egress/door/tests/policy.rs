@@ -146,6 +146,8 @@ async fn addr_rebinding_and_mixed() {
         (&["127.0.0.2", "fd00::1"], "special_address"),
     ] {
         bench.dns.set("allowed.test", addresses);
+        // A connection that rests stays with the address that it was vetted for; a claim begins without any.
+        bench.arm();
         let answer = bench.get(&url).await;
         assert!(
             answer.starts_with(&format!("HTTP/1.1 403 {reason}")),
