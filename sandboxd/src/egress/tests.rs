@@ -170,6 +170,10 @@ pub(crate) fn pool() -> Name {
 
 impl Bench {
     pub(crate) async fn new() -> Self {
+        Self::audited(Audit::off()).await
+    }
+
+    pub(crate) async fn audited(audit: Audit) -> Self {
         let (dns, origin) = (Dns::default(), Origin::serve().await);
         dns.set("allowed.test", &["127.0.0.2"]);
         dns.set("other.test", &["127.0.0.2"]);
@@ -186,7 +190,7 @@ impl Bench {
                 ..Vetting::default()
             },
         };
-        let egress = Egress::new(settings, Metrics::new().door, Clock::host());
+        let egress = Egress::audited(settings, Metrics::new().door, Clock::host(), audit);
         let terms = PoolTerms {
             policy: Some("build".parse().unwrap()),
             requires_claim_layer: false,
