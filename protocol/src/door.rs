@@ -78,6 +78,7 @@ door_reasons! {
     ResolveTimeout = "resolve_timeout", 504, 4, true, "the name servers did not answer: try later";
     DialTimeout = "dial_timeout", 504, 4, true, "the host did not answer: try later";
     TooManyConnections = "too_many_connections", 503, 1, true, "close connections first: at most 256 are open through each door";
+    AuditUnavailable = "audit_unavailable", 503, 1, true, "decisions must be recorded and cannot be just now: try later, and tell the operator";
     DoorUnreachable = "door_unreachable", 503, 1, true, "the host is not connected just now: try again";
     CommandNotSupported = "command_not_supported", 405, 7, false, "the SOCKS5 door serves CONNECT only";
     AddressTypeNotSupported = "address_type_not_supported", 400, 8, false, "use an IPv4 address, an IPv6 address or a name";

@@ -22,7 +22,7 @@ async fn variable(sandbox: &Sandbox, name: &str) -> String {
 }
 
 /// The doors of a sandbox, HTTP and SOCKS5.
-async fn doors(sandbox: &Sandbox) -> (SocketAddr, SocketAddr) {
+pub(crate) async fn doors(sandbox: &Sandbox) -> (SocketAddr, SocketAddr) {
     let http = variable(sandbox, "http_proxy").await;
     let socks5 = variable(sandbox, "SANDBOX_SOCKS5").await;
     (
@@ -48,7 +48,7 @@ async fn said(door: SocketAddr, bytes: &[u8]) -> String {
     .await
 }
 
-async fn get(door: SocketAddr, url: &str) -> String {
+pub(crate) async fn get(door: SocketAddr, url: &str) -> String {
     said(door, format!("GET {url} HTTP/1.1\r\nhost: x\r\n\r\n").as_bytes()).await
 }
 

@@ -13,6 +13,7 @@
 
 mod access;
 mod agent;
+mod audit;
 mod claims;
 mod commands;
 mod disk;

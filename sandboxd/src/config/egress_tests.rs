@@ -23,6 +23,7 @@ own_addresses = [\"198.51.100.7\"]
 nat64_prefixes = [\"2600:64::/96\"]
 internal_allow = [{ cidr = \"10.1.0.0/16\", ports = [443], pools = [\"web\"] }]
 resolver.servers = [\"192.0.2.1\", \"127.0.0.1:5353\"]
+audit.required = true
 
 [egress.policy.build]
 mode = \"report\"
@@ -55,6 +56,9 @@ rules = [
     assert_eq!(diff(&config, &other).changed, ["egress.policy.build"]);
     let other = parse(&text.replace("192.0.2.1", "192.0.2.2")).unwrap();
     assert_eq!(diff(&config, &other).changed, ["egress.servers"]);
+    assert!(config.egress.audit.required && !parse("").unwrap().egress.audit.required);
+    let other = parse(&text.replace("required = true", "required = false")).unwrap();
+    assert_eq!(diff(&config, &other).changed, ["egress.audit.required"]);
 }
 
 #[test]
@@ -62,7 +66,7 @@ fn policy_invisible_fields_fail_load() {
     let text = "\
 pool.web.egress = \"nowhere\"
 [egress]
-audit = { required = true }
+audit = { required = \"yes\", dir = \"/x\" }
 own_addresses = [\"10.0.0.1/8\"]
 nat64_prefixes = [\"64:ff9b::/64\"]
 internal_allow = [{ cidr = \"10.1.0.0/16\" }]
@@ -83,7 +87,8 @@ rules = [
         .collect();
     for expected in [
         "1 pool.web.egress",
-        "3 egress.audit",
+        "3 egress.audit.required",
+        "3 egress.audit.dir",
         "4 egress.own_addresses",
         "5 egress.nat64_prefixes",
         "6 egress.internal_allow.ports",
@@ -97,6 +102,6 @@ rules = [
     ] {
         assert!(told.iter().any(|told| told == expected), "{expected}: {told:#?}");
     }
-    assert_eq!(told.len(), 12, "{told:#?}");
+    assert_eq!(told.len(), 13, "{told:#?}");
     assert!(mistakes.to_string().contains("give ports, without 443"));
 }

@@ -76,7 +76,14 @@ pub fn diff(old: &Config, new: &Config) -> Diff {
         &old.egress.policies,
         &new.egress.policies,
     );
-    differing!(diff.changed, old, new, egress.servers, egress.vetting);
+    differing!(
+        diff.changed,
+        old,
+        new,
+        egress.servers,
+        egress.vetting,
+        egress.audit.required
+    );
     diff
 }
 

@@ -260,6 +260,15 @@ pub struct Egress {
     pub servers: Vec<SocketAddr>,
     /// What is said about addresses, less the daemon's own ports.
     pub vetting: Vetting,
+    /// The audit.
+    pub audit: Audit,
+}
+
+/// `[egress.audit]`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Audit {
+    /// What cannot be recorded is denied.
+    pub required: bool,
 }
 
 /// Pools of a tenant.

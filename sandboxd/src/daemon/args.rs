@@ -54,6 +54,9 @@ pub enum Command {
     /// Read a journal; the daemon need not run.
     #[command(subcommand)]
     Journal(Journal),
+    /// The record of what guests reached out for; the daemon need not run.
+    #[command(subcommand)]
+    Audit(Audit),
     /// The network of lane guarded; the daemon need not run.
     #[command(subcommand)]
     Net(Net),
@@ -165,6 +168,17 @@ pub struct JournalArgs {
     /// Only what concerns this sandbox.
     #[arg(long, value_name = "ID")]
     pub sandbox: Option<String>,
+}
+
+/// `sandboxd audit`.
+#[derive(Debug, Subcommand)]
+pub enum Audit {
+    /// Follow the chains of lines and tell what was edited, removed, moved or cut off; exits with 1 where something was.
+    Verify {
+        /// A state directory, whose journal is asked how far the chains go; or a folder that files were moved to.
+        #[arg(default_value = "/var/lib/sandboxd")]
+        dir: PathBuf,
+    },
 }
 
 /// `sandboxd net`.
@@ -313,6 +327,8 @@ mod tests {
             "sandboxd doctor",
             "sandboxd journal cat --state-dir D --sandbox sb_x",
             "sandboxd journal check",
+            "sandboxd audit verify",
+            "sandboxd audit verify DIR --json",
             "sandboxd net prepare",
             "sandboxd net prepare --config /x --json",
             "sandboxd net purge --namespace n",
@@ -328,6 +344,7 @@ mod tests {
             "sandboxd serve --dev --warm 5000",
             "sandboxd serve --dev --engine xen",
             "sandboxd token new --name ci --role tenant",
+            "sandboxd audit",
             "sandboxd net",
             "sandboxd net purge --namespace N",
             "sandboxd net prepare --config /x --namespace n",

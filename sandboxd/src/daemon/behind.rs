@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::signal::unix::Signal;
+use tokio::{signal::unix::Signal, sync::watch};
 
 use super::{
     host::DaemonHost,
@@ -15,9 +15,11 @@ use crate::{
         desk::{Host as _, Reloaded},
     },
     claim::Claims,
+    egress::audit::Audit,
     engine::Engine,
     feed,
     journal::{self, Journal},
+    net::Status,
     recover,
     sandbox::{Reaper, Sandboxes},
     tasks::{self, Group},
@@ -76,6 +78,23 @@ pub(super) async fn tell_health(health: Health, readiness: Readiness, tasks: Gro
             biased;
             () = tasks.stopping() => return,
             changed = phase.changed() => if changed.is_err() { return },
+        }
+    }
+}
+
+/// Tells the audit when somebody else changed the packet filter of lane guarded.
+pub(super) async fn watch_lane(mut status: watch::Receiver<Status>, audit: Audit, tasks: Group) {
+    let mut told = 0;
+    loop {
+        let tampered = status.borrow_and_update().tampered;
+        if tampered > told {
+            audit.lane_lock_lost(tampered - told);
+            told = tampered;
+        }
+        tokio::select! {
+            biased;
+            () = tasks.stopping() => return,
+            changed = status.changed() => if changed.is_err() { return },
         }
     }
 }

@@ -109,6 +109,11 @@ impl DaemonHost {
         tenants_now.store(Arc::new(tenants(new)));
         let sandboxes = &claims.sandboxes;
         sandboxes.means().egress.set(door_settings(new));
+        sandboxes
+            .means()
+            .egress
+            .audit()
+            .require(new.egress.audit.required);
         set_policies(&sandboxes.means().egress, new);
         claims.templates.set(template_specs(new), new.sizes.clone());
         let _one = changing.begin();

@@ -8,6 +8,7 @@ use crate::{
     config::Config,
     journal::{SandboxRow, State},
     net::{self, Lane, NetError},
+    telemetry::metrics::{Metrics, NetNumbers},
     words::Name,
 };
 
@@ -39,6 +40,23 @@ pub(super) async fn open(
         .map_err(|error| refusal(&net.namespace, &error))?;
     tracing::info!(namespace = %net.namespace, slots = net.slots, "the network of lane guarded is in force");
     Ok(Some(Arc::new(lane)))
+}
+
+/// Has the metrics show the lane, for as long as it is there.
+pub(super) fn show(lane: &Arc<Lane>, metrics: &Metrics) {
+    let lane = Arc::downgrade(lane);
+    metrics.net.ask(move || {
+        let lane = lane.upgrade()?;
+        let counts = lane.slots();
+        let lock_lost = lane.status().borrow().tampered;
+        Some(NetNumbers {
+            slots: net::State::ALL
+                .iter()
+                .map(|state| (state.as_str(), counts.get(*state)))
+                .collect(),
+            lock_lost,
+        })
+    });
 }
 
 /// Why a lane cannot be had, as it is printed.

@@ -5,6 +5,7 @@
 //! Cancel safety: a daemon that is killed anywhere here is taken up by the next.
 
 pub mod args;
+mod audit;
 mod behind;
 mod commands;
 mod engines;
@@ -54,6 +55,7 @@ pub fn main() -> ExitCode {
         Command::CheckConfig { file } => commands::check_config(&file, printer),
         Command::Doctor { config } => commands::doctor(config, printer),
         Command::Journal(journal) => commands::journal(journal, printer),
+        Command::Audit(command) => audit::run(&command, printer),
         Command::Net(net) => commands::net(&net, printer),
         Command::Token(token) => commands::token(token, printer),
     }

@@ -26,6 +26,9 @@ const STOP: Duration = Duration::from_secs(20);
 /// Of it, what open calls may take once nothing new is taken.
 const CALLS: Duration = Duration::from_secs(5);
 /// Behind it, what the journal may take to be brought to the disk; a next start replays it else. Both together stay
+/// Behind it, what the audit may take to write what is queued; the next start says that it did not.
+const AUDIT: Duration = Duration::from_secs(3);
+/// Behind that, what the journal may take to be brought to the disk; a next start replays it else. All together stay
 /// below systemd's limit, 40 s (deploy/systemd/sandboxd.service).
 const CLOSE: Duration = Duration::from_secs(15);
 
@@ -138,6 +141,7 @@ async fn stop(rooms: Rooms, end: bool, signals: &mut Signals) {
     tracing::info!(end_sandboxes = end, "stopping");
     readiness.advance(Phase::Draining);
     metrics.node.ready(false);
+    let audit = claims.sandboxes.means().egress.audit().clone();
     let orderly = async {
         claims.pools.stop(end).await;
         server.stop(CALLS).await;
@@ -156,6 +160,10 @@ async fn stop(rooms: Rooms, end: bool, signals: &mut Signals) {
         done = tokio::time::timeout(STOP, orderly) => if done.is_err() {
             tracing::warn!(limit = ?STOP, "the stop took too long: the rest of it is left to the next start");
         },
+    }
+    // Nobody decides any more; the journal gets its last heads.
+    if tokio::time::timeout(AUDIT, audit.stop()).await.is_err() {
+        tracing::error!(limit = ?AUDIT, "the disk is too slow for the audit's last lines; the next start says so in it");
     }
     close(&journal).await;
     if let Some(admin) = admin {

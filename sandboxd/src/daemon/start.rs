@@ -10,7 +10,7 @@ use tracing::Instrument as _;
 
 use super::{
     args::Environment,
-    behind::{Behind, reap, tell_health},
+    behind::{Behind, reap, tell_health, watch_lane},
     engines,
     host::{self, DaemonHost, door_settings, pool_specs, set_policies, set_pools, template_specs, tenants},
     lane, listen,
@@ -29,7 +29,10 @@ use crate::{
     clock::Clock,
     config::Config,
     disk,
-    egress::Egress,
+    egress::{
+        Egress,
+        audit::{self, Audit},
+    },
     engine::Engine,
     faults, image,
     journal::{self, AppendError, Journal, OpenError, Opened, Transition},
@@ -86,7 +89,9 @@ pub(super) async fn start(
     let lane = lane::open(&config, &clock, &opened.state).await?;
     let engine = engines::build(&config).await?;
     metrics.node.build(engine.kind(), engine.accel());
-    let claims = domain(&config, &clock, (&journal, lane.as_ref()), &engine, &metrics)?;
+    let audit = open_audit(&config, &clock, &journal, opened.state.heads.clone(), &metrics)?;
+    let given = (&journal, lane.as_ref(), audit.clone());
+    let claims = domain(&config, &clock, given, &engine, &metrics)?;
     let (host, desk) = front(config, claims.clone(), &engine, &readiness, (file, logging));
 
     // Early calls get an answer: STARTING, until the claims are taken up.
@@ -106,6 +111,10 @@ pub(super) async fn start(
     let admin = open_admin(&config, &metrics, &readiness)?;
     let reaper = claims.sandboxes.means().reaper.clone();
     tasks.spawn("leases", reap(reaper, claims.sandboxes.clone(), tasks.clone()));
+    if let Some(lane) = &lane {
+        lane::show(lane, &metrics);
+        tasks.spawn("lane watch", watch_lane(lane.status(), audit, tasks.clone()));
+    }
     let behind = take_up(&claims, &engine, &config, &opened)
         .instrument(span::recover())
         .await?;
@@ -203,6 +212,28 @@ fn open_journal(config: &Config, clock: &Clock) -> Result<(Journal, Opened), Ref
     Ok((journal, opened))
 }
 
+/// Takes up the audit's files; what the disk cannot give now it may give later.
+fn open_audit(
+    config: &Config,
+    clock: &Clock,
+    journal: &Journal,
+    heads: journal::Heads,
+    metrics: &Metrics,
+) -> Result<Audit, Refusal> {
+    let options = audit::Options {
+        state_dir: config.node.state_dir.clone(),
+        queue: audit::QUEUE,
+        spare: audit::SPARE,
+        heads,
+        journal: Some(journal.clone()),
+        metrics: metrics.audit.clone(),
+        clock: clock.clone(),
+    };
+    let audit = Audit::open(options).map_err(|error| Refusal::new(StartReason::HostFault, None, &error))?;
+    audit.require(config.egress.audit.required);
+    Ok(audit)
+}
+
 /// Why a journal cannot be opened, as it is printed.
 pub(super) const fn open_reason(error: &OpenError) -> StartReason {
     match error {
@@ -217,7 +248,7 @@ pub(super) const fn open_reason(error: &OpenError) -> StartReason {
 fn domain(
     config: &Config,
     clock: &Clock,
-    (journal, lane): (&Journal, Option<&Arc<Lane>>),
+    (journal, lane, audit): (&Journal, Option<&Arc<Lane>>, Audit),
     engine: &Arc<dyn Engine>,
     metrics: &Arc<Metrics>,
 ) -> Result<Claims, Refusal> {
@@ -243,7 +274,7 @@ fn domain(
     };
     let templates = Templates::open(means, config.sizes.clone(), template_specs(config))
         .map_err(|error| failed(&error))?;
-    let egress = Egress::new(door_settings(config), metrics.door.clone(), clock.clone());
+    let egress = Egress::audited(door_settings(config), metrics.door.clone(), clock.clone(), audit);
     set_policies(&egress, config);
     let sandboxes = Sandboxes::new(Means {
         clock: clock.clone(),

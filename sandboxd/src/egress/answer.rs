@@ -25,7 +25,7 @@ pub struct Denial {
     pub rule: Option<String>,
     /// What the rule says about it.
     pub message: Option<String>,
-    /// Number of the decision; 0: it is in no record, for the door was not armed.
+    /// Number of its line in the audit; 0: it has none.
     pub seq: u64,
 }
 
@@ -54,7 +54,7 @@ impl Denial {
                 layer: decided.side.map(crate::policy::Side::as_str),
                 rule: decided.rule.clone(),
                 message: decided.message.clone(),
-                seq: decided.seq,
+                seq: decided.audit_seq,
             }),
         }
     }

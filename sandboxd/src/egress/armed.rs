@@ -6,23 +6,30 @@ use std::{
     net::IpAddr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
 use arc_swap::ArcSwapOption;
 use sandbox_protocol::{
+    door::DoorReason,
     id::{ClaimId, SandboxId},
     limits::DOOR_CONNECTIONS,
 };
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
-use super::{Decided, Egress, door::Kept, pins::Pins};
+use super::{
+    Decided, Denial, Egress, Outcome,
+    audit::{Meters, Owner},
+    door::Kept,
+    pins::Pins,
+};
 use crate::{
+    clock::WallTime,
     policy::{Authority, Host, Sides},
     tasks::Group,
-    words::Name,
+    words::{Lane, Name},
 };
 
 /// Denials that a guest can list.
@@ -66,6 +73,20 @@ pub struct Armed {
     pub(super) cut: CancellationToken,
     /// Connections to origins that rest: the claim's own.
     pub(super) kept: Arc<Kept>,
+    /// What the claim uses.
+    pub(super) meters: Arc<Meters>,
+}
+
+impl Armed {
+    pub(super) fn owner(&self, door: &Door) -> Owner {
+        Owner {
+            sandbox: door.sandbox(),
+            claim: self.claim,
+            tenant: Arc::clone(&self.tenant),
+            pool: self.pool.clone(),
+            lane: door.lane(),
+        }
+    }
 }
 
 /// Both doors of one sandbox; a handle.
@@ -81,6 +102,8 @@ struct Inner {
     /// Whether the guest's connection is up; told too when the policy of the claim at hand is another, so that every
     /// sandbox holds one such channel and not two.
     is_linked: watch::Sender<bool>,
+    /// It listens on a TAP.
+    is_guarded: AtomicBool,
     denials: Mutex<VecDeque<Arc<Decided>>>,
     /// Names that the DNS door told addresses of, in this claim.
     pins: Mutex<Pins>,
@@ -105,6 +128,7 @@ impl Door {
             armed: ArcSwapOption::const_empty(),
             open: [const { AtomicUsize::new(0) }; 3],
             is_linked: watch::Sender::new(false),
+            is_guarded: AtomicBool::new(false),
             denials: Mutex::default(),
             pins: Mutex::default(),
             connections: Group::new(),
@@ -120,6 +144,7 @@ impl Door {
             sides,
             cut: CancellationToken::new(),
             kept: Arc::default(),
+            meters: Arc::default(),
         };
         self.pins().clear();
         self.0.armed.store(Some(Arc::new(armed)));
@@ -139,19 +164,70 @@ impl Door {
             sides,
             cut: now.cut.clone(),
             kept: Arc::clone(&now.kept),
+            meters: Arc::clone(&now.meters),
         };
         self.0.armed.store(Some(Arc::new(armed)));
         // To those who look at the policy anew; the link is as it was.
         self.0.is_linked.send_modify(|_same| {});
     }
 
-    /// From here on nothing is served, and what is under way is cut. Needs nothing that can fail; twice is as once.
+    /// The claim is over: from here on nothing is served, and what is under way is cut. Needs nothing that can fail; twice is
+    /// as once.
     pub fn disarm(&self) {
-        if let Some(armed) = self.0.armed.swap(None) {
+        if let Some(armed) = self.shut() {
+            self.0.egress.audit().bill(&armed.meters, || armed.owner(self));
+        }
+    }
+
+    /// The same for a claim that may go on without us.
+    fn shut(&self) -> Option<Arc<Armed>> {
+        let armed = self.0.armed.swap(None);
+        if let Some(armed) = &armed {
             armed.cut.cancel();
             armed.kept.shut();
         }
         self.pins().clear();
+        armed
+    }
+
+    /// Denies a connection that is not even read: nothing is in force, or there are too many. Its line is all that is
+    /// kept of it.
+    pub(super) fn turn_away(&self, door: DoorKind, armed: Option<&Armed>) -> Denial {
+        let reason = match armed {
+            None => DoorReason::NotArmed,
+            Some(_) => DoorReason::TooManyConnections,
+        };
+        let seq = self.0.egress.decisions().write(Decided {
+            seq: 0,
+            audit_seq: 0,
+            at: WallTime::default(),
+            sandbox: self.sandbox(),
+            claim: armed.map(|armed| armed.claim),
+            tenant: armed.map_or_else(|| Arc::from(""), |armed| Arc::clone(&armed.tenant)),
+            pool: armed.and_then(|armed| armed.pool.clone()),
+            door,
+            lane: self.lane(),
+            target: String::new(),
+            method: String::new(),
+            path: String::new(),
+            outcome: Outcome::Denied(reason),
+            side: None,
+            rule: None,
+            message: None,
+            would_deny: false,
+            secret: None,
+            vetted: false,
+        });
+        Denial {
+            seq,
+            ..Denial::bare(reason)
+        }
+    }
+
+    /// The claim of this pointer uses its doors.
+    pub(super) fn uses(&self, armed: &Armed) {
+        let audit = self.0.egress.audit();
+        audit.uses(&armed.meters, || armed.owner(self));
     }
 
     fn pins(&self) -> MutexGuard<'_, Pins> {
@@ -208,6 +284,20 @@ impl Door {
         self.0.is_linked.send_replace(is_linked);
     }
 
+    /// By which lane its guest is connected.
+    #[must_use]
+    pub fn lane(&self) -> Lane {
+        if self.0.is_guarded.load(Ordering::Relaxed) {
+            Lane::Guarded
+        } else {
+            Lane::None
+        }
+    }
+
+    pub(super) fn set_guarded(&self) {
+        self.0.is_guarded.store(true, Ordering::Relaxed);
+    }
+
     pub(super) fn egress(&self) -> &Egress {
         &self.0.egress
     }
@@ -223,7 +313,7 @@ impl Door {
 
     /// Ends every connection and waits for their tasks. Cancel safe; call again to go on waiting.
     pub async fn stop(&self) {
-        self.disarm();
+        drop(self.shut());
         self.0.connections.stop().await;
     }
 
@@ -258,6 +348,11 @@ impl Door {
         let open = self.open(kind);
         let mine = open.fetch_add(1, Ordering::Relaxed);
         if mine < DOOR_CONNECTIONS && self.0.egress.enter(mine) {
+            self.0
+                .egress
+                .decisions()
+                .metrics()
+                .opened(kind.as_str(), self.lane());
             return Some(Seat {
                 door: self.clone(),
                 kind,
@@ -278,6 +373,8 @@ pub struct Seat {
 impl Drop for Seat {
     fn drop(&mut self) {
         self.door.open(self.kind).fetch_sub(1, Ordering::Relaxed);
+        let metrics = self.door.0.egress.decisions().metrics();
+        metrics.closed(self.kind.as_str(), self.door.lane());
         self.door.0.egress.leave();
     }
 }

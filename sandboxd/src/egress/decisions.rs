@@ -10,13 +10,16 @@ use sandbox_protocol::{
     id::{ClaimId, SandboxId},
 };
 
-use super::DoorKind;
+use super::{
+    DoorKind,
+    audit::{Audit, Entry},
+};
 use crate::{
     clock::{Clock, WallTime},
     feed::{self, Feed, Reader},
     policy::Side,
     telemetry::metrics::DoorMetrics,
-    words::Name,
+    words::{Lane, Name},
 };
 
 /// Decisions that are kept for a watcher who begins in the past: as many as one may be behind.
@@ -36,6 +39,8 @@ pub enum Outcome {
 pub struct Decided {
     /// Counts up by one for each decision of this daemon's life.
     pub seq: u64,
+    /// Number of its line in the audit; 0: it has none.
+    pub audit_seq: u64,
     /// When.
     pub at: WallTime,
     /// Whose door.
@@ -48,6 +53,8 @@ pub struct Decided {
     pub pool: Option<Name>,
     /// Which door.
     pub door: DoorKind,
+    /// By which lane its guest is connected.
+    pub lane: Lane,
     /// `host:port`, or what could not be read as that.
     pub target: String,
     /// Of a plain request; empty: a tunnel.
@@ -64,6 +71,10 @@ pub struct Decided {
     pub message: Option<String>,
     /// A layer in report mode denies it.
     pub would_deny: bool,
+    /// Name of the secret that went with it.
+    pub secret: Option<String>,
+    /// The address was vetted here.
+    pub vetted: bool,
 }
 
 /// All decisions.
@@ -73,6 +84,7 @@ pub struct Decisions {
     feed: Feed<Arc<Decided>>,
     metrics: DoorMetrics,
     clock: Clock,
+    audit: Audit,
 }
 
 #[derive(Debug, Default)]
@@ -82,28 +94,63 @@ struct Ring {
 }
 
 impl Decisions {
-    pub(super) fn new(metrics: DoorMetrics, clock: Clock) -> Self {
+    pub(super) fn new(metrics: DoorMetrics, clock: Clock, audit: Audit) -> Self {
         Self {
             ring: Mutex::default(),
             feed: Feed::default(),
             metrics,
             clock,
+            audit,
         }
     }
 
-    /// Numbers, dates, keeps and tells a decision.
-    pub(super) fn record(&self, mut decided: Decided) -> Arc<Decided> {
+    pub(super) const fn audit(&self) -> &Audit {
+        &self.audit
+    }
+
+    pub(super) const fn metrics(&self) -> &DoorMetrics {
+        &self.metrics
+    }
+
+    pub(super) const fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    /// Counts, and gives it its line: nothing of it is kept elsewhere. For what a door answered without having read
+    /// anything, which is no news for whoever watches.
+    pub(super) fn write(&self, mut decided: Decided) -> u64 {
+        self.count(&decided);
+        decided.at = self.clock.wall();
+        self.line(decided).audit_seq
+    }
+
+    /// Gives a decision its line in the audit.
+    fn line(&self, mut decided: Decided) -> Arc<Decided> {
+        self.audit.push(|seq| {
+            decided.audit_seq = seq;
+            let decided = Arc::new(decided);
+            (Entry::Decision(Arc::clone(&decided)), decided)
+        })
+    }
+
+    fn count(&self, decided: &Decided) {
         let reason = match &decided.outcome {
             Outcome::Allowed(_) => None,
             Outcome::Denied(reason) => Some(*reason),
         };
+        let door = decided.door.as_str();
         self.metrics
-            .decided(decided.door.as_str(), reason, decided.would_deny);
+            .decided(door, decided.lane, reason, decided.would_deny);
+    }
+
+    /// Numbers, dates, keeps and tells a decision.
+    pub(super) fn record(&self, mut decided: Decided) -> Arc<Decided> {
+        self.count(&decided);
         decided.at = self.clock.wall();
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         ring.last += 1;
         decided.seq = ring.last;
-        let decided = Arc::new(decided);
+        let decided = self.line(decided);
         if ring.kept.len() == KEPT {
             ring.kept.pop_front();
         }

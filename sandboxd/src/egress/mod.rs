@@ -5,7 +5,7 @@
 //! has passed target, decision, resolver, vetting and dial, in this order, in one place ([`Visit::reach`]), whatever the
 //! kind of request; explain asks the same functions.
 //!
-//! May call: link, policy.
+//! May call: link, policy, journal (heads of the audit's files).
 //! Never inside: an answer that is not a denial where something is missing or fails; a way to dial what was not vetted.
 //! Invariant 12: a door denies until armed and by default, disarms first, and dials what it judged.
 //! Cancel safety: dropping what serves a connection resets both of its sides; dropping a link's future ends the link and
@@ -13,6 +13,7 @@
 
 mod answer;
 mod armed;
+pub mod audit;
 mod book;
 mod decisions;
 mod dial;
@@ -40,6 +41,7 @@ use self::interfaces::Interfaces;
 pub use self::{
     answer::Denial,
     armed::{Armed, Door, DoorKind, Seat},
+    audit::Audit,
     book::{Book, PoolTerms},
     decisions::{Decided, Decisions, Outcome},
     explain::{Explained, explain},
@@ -80,12 +82,18 @@ impl Egress {
     /// Without any policy: every door that is armed denies (`no_policy`).
     #[must_use]
     pub fn new(settings: Settings, metrics: DoorMetrics, clock: Clock) -> Self {
+        Self::audited(settings, metrics, clock, Audit::off())
+    }
+
+    /// The same with an audit.
+    #[must_use]
+    pub fn audited(settings: Settings, metrics: DoorMetrics, clock: Clock, audit: Audit) -> Self {
         Self(Arc::new(Inner {
             book: Book::default(),
             vetting: ArcSwap::from_pointee(settings.vetting),
             interfaces: Interfaces::default(),
             resolver: ArcSwap::from_pointee(Resolver::new(settings.servers)),
-            decisions: Decisions::new(metrics, clock),
+            decisions: Decisions::new(metrics, clock, audit),
             open: AtomicUsize::new(0),
         }))
     }
@@ -106,6 +114,12 @@ impl Egress {
     #[must_use]
     pub fn decisions(&self) -> &Decisions {
         &self.0.decisions
+    }
+
+    /// Where decisions are written.
+    #[must_use]
+    pub fn audit(&self) -> &Audit {
+        self.0.decisions.audit()
     }
 
     /// A door of a sandbox, unarmed.

@@ -176,18 +176,22 @@ pub(crate) fn pool() -> Name {
 
 impl Bench {
     pub(crate) async fn new() -> Self {
-        Self::to(Origin::serve().await).await
+        Self::to(Origin::serve().await, Audit::off()).await
+    }
+
+    pub(crate) async fn audited(audit: Audit) -> Self {
+        Self::to(Origin::serve().await, audit).await
     }
 
     /// With an origin whose connections are the test's to serve, armed.
     pub(crate) async fn scripted() -> (Self, TcpListener) {
         let (origin, listener) = Origin::silent().await;
-        let bench = Self::to(origin).await;
+        let bench = Self::to(origin, Audit::off()).await;
         bench.arm();
         (bench, listener)
     }
 
-    async fn to(origin: Origin) -> Self {
+    async fn to(origin: Origin, audit: Audit) -> Self {
         let dns = Dns::default();
         dns.set("allowed.test", &["127.0.0.2"]);
         dns.set("other.test", &["127.0.0.2"]);
@@ -204,7 +208,7 @@ impl Bench {
                 ..Vetting::default()
             },
         };
-        let egress = Egress::new(settings, Metrics::new().door, Clock::host());
+        let egress = Egress::audited(settings, Metrics::new().door, Clock::host(), audit);
         let terms = PoolTerms {
             policy: Some("build".parse().unwrap()),
             requires_claim_layer: false,

@@ -9,11 +9,13 @@ use sandbox_protocol::door::DoorReason;
 use tokio::net::TcpStream;
 
 use super::{
-    Armed, Decided, Denial, Door, DoorKind, Outcome, Seat, dial,
-    door::{Kept, Upstream},
+    Armed, Decided, Denial, Door, DoorKind, Outcome, Seat,
+    audit::{Ended, Entry},
+    dial,
+    door::{Kept, Traffic, Upstream},
 };
 use crate::{
-    clock::WallTime,
+    clock::{Tick, WallTime},
     policy::{Authority, Host, Judged, Ruling, Seen, Side, Vetted, Who, allowed_port, decide},
     telemetry::GuestText,
 };
@@ -31,6 +33,8 @@ pub struct Visit {
     /// As it was right after the connection was accepted.
     armed: Arc<Armed>,
     _seat: Seat,
+    begun: Tick,
+    traffic: Arc<Traffic>,
 }
 
 /// A connection outwards.
@@ -54,8 +58,11 @@ struct Decider {
 }
 
 impl Visit {
-    pub(super) const fn new(door: Door, kind: DoorKind, armed: Arc<Armed>, seat: Seat) -> Self {
+    pub(super) fn new(door: Door, kind: DoorKind, armed: Arc<Armed>, seat: Seat) -> Self {
+        door.uses(&armed);
         Self {
+            begun: door.egress().decisions().clock().tick(),
+            traffic: Arc::new(Traffic::new(&armed, kind)),
             door,
             kind,
             armed,
@@ -87,6 +94,11 @@ impl Visit {
         self.door.armed().filter(|now| now.claim == self.armed.claim)
     }
 
+    /// What moves on it.
+    pub(super) const fn traffic(&self) -> &Arc<Traffic> {
+        &self.traffic
+    }
+
     /// Judges a target by the policy in force.
     ///
     /// # Errors
@@ -114,12 +126,16 @@ impl Visit {
             return Err(self.denied(&target.to_string(), seen, reason, decider));
         }
         let allowing = decision.allowing();
-        Ok(Decider {
+        let decider = Decider {
             side: allowing.map(|(side, _)| side),
             rule: allowing.map(|(_, rule)| rule.id().to_owned()),
             message: None,
             would_deny,
-        })
+        };
+        if !self.door.egress().audit().takes() {
+            return Err(self.denied(&target.to_string(), seen, DoorReason::AuditUnavailable, decider));
+        }
+        Ok(decider)
     }
 
     /// Whether the policy in force still allows what was asked for; records that it is cut where not.
@@ -175,11 +191,26 @@ impl Visit {
                 tracing::debug!(address = %judged.address, range = judged.range, "an address was refused");
                 judged.refused.unwrap_or(DoorReason::SpecialAddress)
             })?;
-            dial::dial(&vetted).await
+            let begun = self.door.egress().decisions().clock().tick();
+            let dialled = dial::dial(&vetted).await;
+            let taken = self.door.egress().decisions().clock().tick().since(begun);
+            self.door
+                .egress()
+                .decisions()
+                .metrics()
+                .dialled(dialled.is_ok(), taken);
+            dialled
         };
         match dialled.await {
             Ok((stream, address)) => {
-                self.record(&target.to_string(), seen, Outcome::Allowed(address), decider);
+                let text = target.to_string();
+                let decided = self.record(&text, seen, Outcome::Allowed(address), decider);
+                if !self.door.egress().audit().allows(decided.audit_seq) {
+                    return Err(self.refuse_request(DoorReason::AuditUnavailable, &text, seen));
+                }
+                if matches!(seen, Seen::Tunnel) {
+                    self.traffic.leads_to(decided, address);
+                }
                 Ok(Reached {
                     stream,
                     address,
@@ -284,18 +315,21 @@ impl Visit {
                 (method, path.split(['?', '#']).next().unwrap_or_default())
             }
         };
+        self.traffic.decided(&outcome);
         let short = |text: &str| {
             let cut = text.floor_char_boundary(TEXT);
             GuestText::head(text.get(..cut).unwrap_or_default().as_bytes()).to_string()
         };
         self.door.egress().decisions().record(Decided {
             seq: 0,
+            audit_seq: 0,
             at: WallTime::default(),
             sandbox: self.door.sandbox(),
             claim: Some(self.armed.claim),
             tenant: Arc::clone(&self.armed.tenant),
             pool: self.armed.pool.clone(),
             door: self.kind,
+            lane: self.door.lane(),
             target: short(target),
             method: short(method),
             path: short(path),
@@ -304,6 +338,30 @@ impl Visit {
             rule: decider.rule,
             message: decider.message,
             would_deny: decider.would_deny,
+            secret: None,
+            vetted: true,
         })
+    }
+}
+
+impl Drop for Visit {
+    /// However it ends: it is told, unless it was a question.
+    fn drop(&mut self) {
+        if self.kind == DoorKind::Dns {
+            return;
+        }
+        let decisions = self.door.egress().decisions();
+        let clock = decisions.clock();
+        let lasted = clock.tick().since(self.begun);
+        decisions.audit().push(|_seq| {
+            let ended = Ended {
+                at: clock.wall(),
+                owner: self.armed.owner(&self.door),
+                door: self.kind,
+                traffic: Arc::clone(&self.traffic),
+                lasted,
+            };
+            (Entry::End(Box::new(ended)), ())
+        });
     }
 }

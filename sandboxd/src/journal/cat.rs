@@ -10,8 +10,9 @@ use sandbox_protocol::id::SandboxId;
 use serde::Deserialize;
 
 use super::{
-    Damage, OpenError, RowState, Torn, lock_state_dir,
+    Damage, Heads, OpenError, RowState, Torn, Transition, lock_state_dir,
     open::{dirs, read},
+    record,
     replay::{Segment, list},
     segment::{Found, HEADER, Header, read_header, scan},
 };
@@ -240,4 +241,32 @@ pub fn check(state_dir: &Path) -> Result<Report, OpenError> {
         damage: found.damage,
         torn: found.torn,
     })
+}
+
+/// How far the journal knows the files of the audit: by its segments, which can be read beside a daemon, and where they say
+/// nothing by its store, which cannot.
+///
+/// # Errors
+/// As [`cat`] and [`check`] would say; [`OpenError::Locked`] where a daemon has what is to be read.
+pub fn heads(state_dir: &Path) -> Result<Heads, OpenError> {
+    let mut heads = Heads::default();
+    for line in cat(state_dir, Filter::default())? {
+        if let Line::Record { seq, json } = line?
+            && let Ok(record) = record::decode(seq, json.as_bytes())
+            && let Transition::Audited { audit, usage } = &record.transition
+        {
+            heads.take(audit.as_ref(), usage.as_ref());
+        }
+    }
+    if heads.audit.is_some() && heads.usage.is_some() {
+        return Ok(heads);
+    }
+    let _held = match lock_state_dir(state_dir).map_err(OpenError::from) {
+        Ok(held) => held,
+        Err(OpenError::Locked { .. }) if heads != Heads::default() => return Ok(heads),
+        Err(error) => return Err(error),
+    };
+    let (store, found) = read(state_dir)?;
+    store.close()?;
+    Ok(found.state.heads)
 }

@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, time::Duration};
 use sandbox_protocol::id::SandboxId;
 use serde::{Deserialize, Serialize};
 
-use super::record::{ClaimFacts, PoolRow, Record, Transition, Unknown, as_text};
+use super::record::{ClaimFacts, HeadRow, PoolRow, Record, Transition, Unknown, as_text};
 use crate::{
     clock::WallTime,
     names::SlotNumber,
@@ -138,6 +138,30 @@ pub struct State {
     pub drain: bool,
     /// The boot of the last start.
     pub boot_id: Option<String>,
+    /// How far the disk has the files of the audit.
+    pub heads: Heads,
+}
+
+/// How far the disk has the files of the audit.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Heads {
+    /// Of decisions and connections.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub audit: Option<HeadRow>,
+    /// Of what claims used.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usage: Option<HeadRow>,
+}
+
+impl Heads {
+    /// Takes in what is said; what is not said stays.
+    pub(super) fn take(&mut self, audit: Option<&HeadRow>, usage: Option<&HeadRow>) {
+        for (mine, said) in [(&mut self.audit, audit), (&mut self.usage, usage)] {
+            if let Some(said) = said {
+                *mine = Some(said.clone());
+            }
+        }
+    }
 }
 
 impl State {
@@ -168,6 +192,7 @@ pub fn fold(state: &mut State, record: &Record) {
     match (&record.transition, record.sandbox) {
         (Transition::Boot { boot_id }, _) => state.boot_id = Some(boot_id.clone()),
         (Transition::Drain { on }, _) => state.drain = *on,
+        (Transition::Audited { audit, usage }, _) => state.heads.take(audit.as_ref(), usage.as_ref()),
         (Transition::PoolDeleted { name }, _) => drop(state.pools.remove(name)),
         (Transition::PoolApplied { spec }, _) => drop(state.pools.insert(spec.name.clone(), spec.clone())),
         (Transition::Making { .. }, Some(id)) => making(state, id, record),
@@ -261,7 +286,8 @@ fn step(row: &mut SandboxRow, record: &Record) -> bool {
             | Transition::Making { .. }
             | Transition::PoolApplied { .. }
             | Transition::PoolDeleted { .. }
-            | Transition::Drain { .. },
+            | Transition::Drain { .. }
+            | Transition::Audited { .. },
             _,
         )
         | (Transition::Warmed { .. }, Ending | Failed | Gone | Quarantined)
@@ -324,7 +350,8 @@ fn take_facts(row: &mut SandboxRow, record: &Record) {
         | Transition::Making { .. }
         | Transition::PoolApplied { .. }
         | Transition::PoolDeleted { .. }
-        | Transition::Drain { .. } => {}
+        | Transition::Drain { .. }
+        | Transition::Audited { .. } => {}
     }
     row.unknown.append(&mut unknown);
 }

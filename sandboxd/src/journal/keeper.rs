@@ -460,7 +460,8 @@ impl Keeper {
                 | Transition::Ending { .. }
                 | Transition::Failed { .. }
                 | Transition::Quarantined { .. }
-                | Transition::Drain { .. } => {}
+                | Transition::Drain { .. }
+                | Transition::Audited { .. } => {}
             }
         }
         self.gone.extend(gone);

@@ -35,12 +35,12 @@ use sandbox_protocol::id::SandboxId;
 use tokio::sync::watch;
 
 pub use self::{
-    cat::{Cat, Filter, Line, Report, cat, check},
-    fold::{GONE_KEPT, GONE_MAX, RowState, SandboxRow, State, WarmFacts, fold},
+    cat::{Cat, Filter, Line, Report, cat, check, heads},
+    fold::{GONE_KEPT, GONE_MAX, Heads, RowState, SandboxRow, State, WarmFacts, fold},
     lock::{Lock, LockError, lock_state_dir},
     open::{OpenError, Opened, Options, SEGMENT_BYTES, SyncMode},
     receipt::{AppendError, Health, Synced, Written},
-    record::{ClaimFacts, LayerRow, PoolRow, Record, RuleRow, Transition, Unknown},
+    record::{ClaimFacts, HeadRow, LayerRow, PoolRow, Record, RuleRow, Transition, Unknown},
     replay::{Damage, Torn},
 };
 

@@ -128,6 +128,15 @@ pub enum Transition {
         /// Whether the host drains.
         on: bool,
     },
+    /// How far the disk has the files of the audit; what is not said is as it was.
+    Audited {
+        /// Of decisions and connections.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        audit: Option<HeadRow>,
+        /// Of what claims used.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        usage: Option<HeadRow>,
+    },
 }
 
 impl Transition {
@@ -144,9 +153,19 @@ impl Transition {
             | Self::Narrowed { .. }
             | Self::PoolApplied { .. }
             | Self::PoolDeleted { .. }
-            | Self::Drain { .. } => false,
+            | Self::Drain { .. }
+            | Self::Audited { .. } => false,
         }
     }
+}
+
+/// How far a chain of lines has come.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeadRow {
+    /// The last number.
+    pub seq: u64,
+    /// The hash of its line, in lower-case hexadecimal digits.
+    pub hash: String,
 }
 
 /// What a claim settled.
@@ -327,7 +346,8 @@ const fn carries_its_own(transition: &Transition) -> bool {
         | Transition::Gone
         | Transition::Quarantined { .. }
         | Transition::PoolDeleted { .. }
-        | Transition::Drain { .. } => false,
+        | Transition::Drain { .. }
+        | Transition::Audited { .. } => false,
     }
 }
 

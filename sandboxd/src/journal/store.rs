@@ -36,6 +36,7 @@ const KEY_VERSION: &[u8] = b"m/version";
 const KEY_APPLIED: &[u8] = b"m/applied";
 const KEY_DRAIN: &[u8] = b"m/drain";
 const KEY_BOOT: &[u8] = b"m/boot";
+const KEY_HEADS: &[u8] = b"m/heads";
 const SANDBOXES: &str = "s/";
 const POOLS: &str = "p/";
 
@@ -102,7 +103,7 @@ pub(super) struct Barrier {
 /// What a stretch of log changes.
 #[derive(Debug)]
 pub(super) struct Change<'a> {
-    /// The touched sandboxes and pools as they are now, the drain and the boot.
+    /// The touched sandboxes and pools as they are now, the drain, the boot and the heads.
     pub(super) state: &'a State,
     /// Pools that were touched; absent from the state means deleted.
     pub(super) pools: Vec<Name>,
@@ -157,6 +158,7 @@ impl Store {
         let mut state = State {
             drain: self.read(KEY_DRAIN)?.unwrap_or(false),
             boot_id: self.read(KEY_BOOT)?,
+            heads: self.read(KEY_HEADS)?.unwrap_or_default(),
             ..State::default()
         };
         let pairs = guarded("read", &self.dir, || {
@@ -174,7 +176,7 @@ impl Store {
         Ok(state)
     }
 
-    /// The drain, the boot and the rows of these sandboxes.
+    /// The drain, the boot, the heads and the rows of these sandboxes.
     pub(super) fn load_some(&self, ids: impl Iterator<Item = SandboxId>) -> Result<State, StoreError> {
         let mut sandboxes = BTreeMap::new();
         for id in ids {
@@ -190,6 +192,7 @@ impl Store {
             pools: BTreeMap::new(),
             drain: self.read(KEY_DRAIN)?.unwrap_or(false),
             boot_id: self.read(KEY_BOOT)?,
+            heads: self.read(KEY_HEADS)?.unwrap_or_default(),
         })
     }
 
@@ -214,6 +217,7 @@ impl Store {
         if let Some(boot) = &change.state.boot_id {
             batch.insert(KEY_BOOT, json(boot));
         }
+        batch.insert(KEY_HEADS, json(&change.state.heads));
         batch.insert(KEY_APPLIED, json(&change.applied));
         guarded("write", &self.dir, || self.db.apply_batch(batch))
     }

@@ -37,6 +37,31 @@ pub enum State {
     Quarantined,
 }
 
+impl State {
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::Free,
+        Self::Taken,
+        Self::Bound,
+        Self::Armed,
+        Self::Draining,
+        Self::Quarantined,
+    ];
+
+    /// Its text in metrics.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Free => "free",
+            Self::Taken => "taken",
+            Self::Bound => "bound",
+            Self::Armed => "armed",
+            Self::Draining => "draining",
+            Self::Quarantined => "quarantined",
+        }
+    }
+}
+
 /// How many slots are in each state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SlotCounts([usize; 6]);
@@ -414,8 +439,7 @@ mod tests {
                     Act::Wait(seconds) => now += seconds,
                 }
                 // None is ever lost.
-                let all = [State::Free, State::Taken, State::Bound, State::Armed, State::Draining, State::Quarantined];
-                prop_assert_eq!(all.iter().map(|state| slots.counts().get(*state)).sum::<usize>(), 3);
+                prop_assert_eq!(State::ALL.iter().map(|state| slots.counts().get(*state)).sum::<usize>(), 3);
             }
         }
     }

@@ -14,7 +14,7 @@ use toml::de::DeValue;
 use super::{LIST, exists, or, table_name};
 use crate::{
     config::{
-        types::Egress,
+        types::{Audit, Egress},
         values,
         walk::{Found, Section, Walk, Wrong},
     },
@@ -34,6 +34,11 @@ pub(super) fn egress(walk: &mut Walk, root: &mut Section<'_>) -> Egress {
     let mut resolver = walk.section(&mut table, "resolver");
     let servers = plain(walk.list(&mut resolver, "servers", LIST, server));
     walk.done(resolver);
+    let mut section = walk.section(&mut table, "audit");
+    let audit = Audit {
+        required: or(walk.get(&mut section, "required", values::flag), false),
+    };
+    walk.done(section);
     let vetting = Vetting {
         own: plain(walk.list(&mut table, "own_addresses", LIST, net)),
         own_ports: BTreeSet::new(),
@@ -45,6 +50,7 @@ pub(super) fn egress(walk: &mut Walk, root: &mut Section<'_>) -> Egress {
         policies,
         servers,
         vetting,
+        audit,
     }
 }
 

@@ -246,8 +246,8 @@ async fn look_up(door: &Door, query: &Query) -> Result<Vec<IpAddr>, DoorReason> 
         armed,
         seat,
     } = Accepted::new(door, DoorKind::Dns);
-    let armed = armed.ok_or(DoorReason::NotArmed)?;
-    let seat = seat.ok_or(DoorReason::TooManyConnections)?;
+    let armed = armed.ok_or_else(|| door.turn_away(kind, None).reason)?;
+    let seat = seat.ok_or_else(|| door.turn_away(kind, Some(&armed)).reason)?;
     let visit = Visit::new(door, kind, Arc::clone(&armed), seat);
     let name = query.name().to_ascii();
     tokio::select! {

@@ -6,6 +6,7 @@ pub mod guard;
 mod http;
 mod keep;
 mod link;
+mod meter;
 mod onward;
 pub mod socks5;
 mod stream;
@@ -18,13 +19,14 @@ mod upstream;
 
 use std::{sync::Arc, time::Duration};
 
-use sandbox_protocol::door::DoorReason;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
     time::timeout,
 };
 
 pub use self::link::{LinkOver, serve_link};
+use self::meter::Metered;
+pub(super) use self::meter::Traffic;
 pub(super) use self::upstream::{Kept, Upstream};
 pub(super) use super::Visit;
 use super::{Armed, Denial, Door, DoorKind, Seat};
@@ -76,10 +78,12 @@ impl Accepted {
         let served = async {
             match (armed, seat) {
                 // Nothing of it is parsed.
-                (None, _) => canned(io, kind, DoorReason::NotArmed).await,
-                (Some(_), None) => canned(io, kind, DoorReason::TooManyConnections).await,
+                (None, _) => canned(io, kind, door.turn_away(kind, None)).await,
+                (Some(armed), None) => canned(io, kind, door.turn_away(kind, Some(&armed))).await,
                 (Some(armed), Some(seat)) => {
+                    let bytes = door.egress().decisions().metrics().bytes(door.lane());
                     let visit = Visit::new(door, kind, Arc::clone(&armed), seat);
+                    let io = Metered::new(io, Arc::clone(visit.traffic()), bytes);
                     tokio::select! {
                         biased;
                         () = armed.cut.cancelled() => {}
@@ -109,12 +113,12 @@ where
 }
 
 /// Answers without having read anything.
-async fn canned<T>(mut io: T, kind: DoorKind, reason: DoorReason)
+async fn canned<T>(mut io: T, kind: DoorKind, denial: Denial)
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
     let answer = match kind {
-        DoorKind::Http => Denial::bare(reason).bytes(),
+        DoorKind::Http => denial.bytes(),
         DoorKind::Socks5 => socks5::NO_METHOD.to_vec(),
         DoorKind::Dns => Vec::new(),
     };

@@ -42,6 +42,7 @@ impl Door {
             (DoorKind::Http, TcpListener::from_std(http)?),
             (DoorKind::Socks5, TcpListener::from_std(socks5)?),
         ];
+        self.set_guarded();
         for (kind, listener) in both {
             let (door, group) = (self.clone(), self.group().clone());
             self.group().spawn("door listener", async move {

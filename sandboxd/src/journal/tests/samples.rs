@@ -6,7 +6,7 @@ use sandbox_protocol::id::{ClaimId, SandboxId};
 
 use crate::{
     clock::{Tick, WallTime},
-    journal::{ClaimFacts, LayerRow, PoolRow, RuleRow, Transition, Unknown},
+    journal::{ClaimFacts, HeadRow, LayerRow, PoolRow, RuleRow, Transition, Unknown},
     names::SlotNumber,
     words::{Accel, EngineKind, Lane, PoolKey, Tier},
 };
@@ -145,6 +145,14 @@ pub(in crate::journal) fn pool_deleted() -> Transition {
     }
 }
 
+pub(in crate::journal) fn audited(seq: u64) -> Transition {
+    let hash = format!("{seq:064x}");
+    Transition::Audited {
+        audit: Some(HeadRow { seq, hash }),
+        usage: None,
+    }
+}
+
 /// One of each.
 pub(in crate::journal) fn all() -> Vec<(Option<SandboxId>, Transition)> {
     let sb = Some(id(1));
@@ -162,5 +170,6 @@ pub(in crate::journal) fn all() -> Vec<(Option<SandboxId>, Transition)> {
         (None, pool_applied(2)),
         (None, pool_deleted()),
         (None, Transition::Drain { on: true }),
+        (None, audited(7)),
     ]
 }

@@ -3,10 +3,12 @@
 //! [`Metrics::new`] registers all of them. A room keeps the struct that is its own, and per pool a handle that it got
 //! once: recording is then a few atomic additions, without a lock, a hash or an allocation.
 
+mod audit;
 mod claim;
 mod door;
 mod histogram;
 mod names;
+mod net;
 mod process;
 mod refill;
 mod series;
@@ -23,10 +25,12 @@ use prometheus_client::{
 
 use self::names::Metric;
 pub use self::{
+    audit::AuditMetrics,
     claim::{ClaimMetrics, ClaimSeries, ClaimTimes},
-    door::DoorMetrics,
+    door::{DoorBytes, DoorMetrics},
     histogram::Histogram,
-    names::{ClaimStep, DroppedAt, EndedWhy, Outcome, RefillStep, SandboxState},
+    names::{ClaimStep, DroppedAt, EndedWhy, LedgerFile, Outcome, RefillStep, SandboxState},
+    net::{NetMetrics, NetNumbers},
     refill::{RefillMetrics, RefillSeries, RefillTimes},
     series::{JournalMetrics, NodeMetrics, PoolGauges, PoolMetrics, PoolNumbers, SandboxMetrics},
 };
@@ -50,6 +54,10 @@ pub struct Metrics {
     pub sandbox: SandboxMetrics,
     /// Of the doors.
     pub door: DoorMetrics,
+    /// Of the audit.
+    pub audit: AuditMetrics,
+    /// Of lane guarded.
+    pub net: NetMetrics,
     /// Of the node.
     pub node: NodeMetrics,
 }
@@ -66,7 +74,10 @@ impl Metrics {
     pub fn new() -> Self {
         let mut registry = Registry::default();
         registry.register_collector(Box::new(process::Process));
-        let mut book = Book(registry.sub_registry_with_prefix("sandboxd"));
+        let net = NetMetrics::default();
+        let ours = registry.sub_registry_with_prefix("sandboxd");
+        ours.register_collector(Box::new(net.clone()));
+        let mut book = Book(ours);
         Self {
             claim: ClaimMetrics::register(&mut book),
             pool: PoolMetrics::register(&mut book),
@@ -74,6 +85,8 @@ impl Metrics {
             journal: JournalMetrics::register(&mut book),
             sandbox: SandboxMetrics::register(&mut book),
             door: DoorMetrics::register(&mut book),
+            audit: AuditMetrics::register(&mut book),
+            net,
             node: NodeMetrics::register(&mut book),
             registry,
         }

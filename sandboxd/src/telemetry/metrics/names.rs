@@ -138,6 +138,15 @@ labels! {
     }
 }
 labels! {
+    /// Which files of the audit.
+    LedgerFile {
+        /// Decisions and connections.
+        Audit = "audit",
+        /// What claims used.
+        Usage = "usage",
+    }
+}
+labels! {
     /// Where something is dropped rather than waited for.
     DroppedAt {
         /// Lines of the log.
@@ -146,8 +155,6 @@ labels! {
         Watch = "watch",
         /// Bytes of a guest's console.
         Console = "console",
-        /// Lines of the ledger.
-        Ledger = "ledger",
     }
 }
 
@@ -198,6 +205,15 @@ metrics! {
     MemoryBudget = "memory_budget_bytes", "Memory that guests may have";
     MemoryReserved = "memory_reserved_bytes", "Memory reserved for guests";
     SandboxesMax = "sandboxes_max", "Places for sandboxes";
-    DoorDecisions = "door_decisions", "Decisions of doors, by door, verdict and reason";
+    DoorDecisions = "door_decisions", "Decisions of doors, by door, lane, verdict and reason";
+    DoorConnections = "door_connections", "Connections of guests to doors, by door and lane";
+    DoorOpen = "door_open", "Connections of guests that are open, by door and lane";
+    DoorBytes = "door_bytes", "Bytes between guests and doors, by lane and direction";
+    DoorDialSeconds = "door_dial_seconds", "Dials of doors from the first address to a connection, or to none";
+    AuditLines = "audit_lines", "Lines written, by file";
+    AuditLost = "audit_lost", "Lines that were lost rather than waited for, by file";
+    AuditFailing = "audit_failing", "1 while a file cannot be written";
+    NetSlots = "net_slots", "Slots of lane guarded, by state";
+    LaneLockLost = "lane_lock_lost", "Times that somebody else changed the packet filter of lane guarded";
     Ready = "ready", "1 while claims are taken";
 }

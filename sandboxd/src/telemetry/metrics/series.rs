@@ -180,7 +180,7 @@ impl SandboxMetrics {
 }
 
 /// A series for each value of a label, from the start: a zero is news too.
-fn every<L: Label, M: Clone + Default, const N: usize>(
+pub(super) fn every<L: Label, M: Clone + Default, const N: usize>(
     family: &Series<1, M>,
     key: &'static str,
     values: &[L],

@@ -1,9 +1,11 @@
 use std::{collections::HashSet, time::Duration};
 
+use sandbox_protocol::door::DoorReason;
+
 use super::*;
 use crate::{
     clock::{Clock, Tick, WallTime},
-    words::{Accel, EngineKind, Tier},
+    words::{Accel, EngineKind, Lane, Tier},
 };
 
 fn name(text: &str) -> Name {
@@ -34,7 +36,7 @@ fn names_are_distinct_and_end_in_a_unit_or_a_noun() {
         );
         let described = text.contains(&format!("# HELP sandboxd_{name} "));
         // A family without a series is not shown yet.
-        let by_pool = ["claim", "pool", "refill", "build", "door"]
+        let by_pool = ["claim", "pool", "refill", "build", "door", "net", "lane"]
             .iter()
             .any(|noun| name.starts_with(noun));
         assert!(described || by_pool, "{name} is not registered");
@@ -143,6 +145,60 @@ fn refills_pools_and_states_are_counted() {
         assert_eq!(value(&text, &full), Some(expected), "{full}\n{text}");
     }
     assert!(text.contains("engine=\"stub\",accel=\"none\"} 1"));
+}
+
+#[test]
+fn doors_lanes_and_the_audit_are_counted_by_closed_labels() {
+    let metrics = Metrics::new();
+    let (door, lane) = (&metrics.door, Lane::Guarded);
+    door.decided("http", lane, Some(DoorReason::HostNotAllowed), false);
+    door.decided("http", Lane::None, None, true);
+    door.opened("socks5", lane);
+    door.opened("socks5", lane);
+    door.closed("socks5", lane);
+    door.bytes(lane).sent(5);
+    door.bytes(lane).received(7);
+    door.dialled(false, Duration::from_millis(3));
+    metrics.audit.lost(LedgerFile::Audit, 3);
+    metrics.audit.failing(LedgerFile::Usage, true);
+    assert!(!metrics.render().contains("net_slots"), "there is no lane");
+    let is_there = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(true));
+    let there = std::sync::Arc::clone(&is_there);
+    metrics.net.ask(move || {
+        there
+            .load(std::sync::atomic::Ordering::Relaxed)
+            .then(|| NetNumbers {
+                slots: vec![("free", 4), ("armed", 2)],
+                lock_lost: 9,
+            })
+    });
+    let text = metrics.render();
+    for (series, expected) in [
+        (
+            "door_decisions_total{door=\"http\",lane=\"guarded\",verdict=\"deny\",reason=\"host_not_allowed\"}",
+            1.0,
+        ),
+        (
+            "door_decisions_total{door=\"http\",lane=\"none\",verdict=\"would_deny\",reason=\"\"}",
+            1.0,
+        ),
+        ("door_connections_total{door=\"socks5\",lane=\"guarded\"}", 2.0),
+        ("door_open{door=\"socks5\",lane=\"guarded\"}", 1.0),
+        ("door_bytes_total{lane=\"guarded\",direction=\"sent\"}", 5.0),
+        ("door_bytes_total{lane=\"guarded\",direction=\"received\"}", 7.0),
+        ("door_dial_seconds_count{outcome=\"failed\"}", 1.0),
+        ("audit_lost_total{file=\"audit\"}", 3.0),
+        ("audit_lost_total{file=\"usage\"}", 0.0),
+        ("audit_failing{file=\"usage\"}", 1.0),
+        ("net_slots{state=\"free\"}", 4.0),
+        ("net_slots{state=\"armed\"}", 2.0),
+        ("lane_lock_lost_total", 9.0),
+    ] {
+        let full = format!("sandboxd_{series}");
+        assert_eq!(value(&text, &full), Some(expected), "{full}\n{text}");
+    }
+    is_there.store(false, std::sync::atomic::Ordering::Relaxed);
+    assert!(!metrics.render().contains("net_slots"), "it is gone");
 }
 
 #[test]
