@@ -389,7 +389,7 @@ async fn door_judges_target_not_path() {
         OK,
     ];
     for (text, expected) in asked.iter().zip(expected) {
-        for door in [net::HOST_ADDRESS.into(), proxy] {
+        for door in [net::HOST_ADDRESS, proxy] {
             let said = guest.said_by(door, text.clone()).unwrap();
             assert_eq!(said.lines().next(), Some(expected), "{text} by {door}");
         }
