@@ -153,3 +153,74 @@ async fn door_answers_alike_from_all_ways() {
     }
     assert!(seen.iter().all(|decision| decision.sandbox == sandbox.id()));
 }
+
+/// What a program with full rights finds that leads out of a guest of lane none. Each line says what came of one way.
+const WAYS_OUT: &str = r#"
+use Socket qw(:DEFAULT AF_INET6 inet_pton pack_sockaddr_in6);
+sub way { my ($name, $family, $type, $protocol, $to) = @_;
+  my $made = socket(my $s, $family, $type, $protocol);
+  if (!$made) { print "$name: no socket\n"; return }
+  $SIG{ALRM} = sub { print "$name: silence\n"; exit 1 };
+  alarm 20;
+  my $went = $to =~ /^./s && ($type == SOCK_RAW ? send($s, "x" x 32, 0, $to) : connect($s, $to) && ($type != SOCK_DGRAM || send($s, "x", 0)));
+  alarm 0;
+  print "$name: ", ($went ? "went" : "refused"), "\n";
+}
+my $v4 = sub { pack_sockaddr_in($_[1], inet_aton($_[0])) };
+my $v6 = sub { pack_sockaddr_in6($_[1], inet_pton(AF_INET6, $_[0])) };
+my $vsock = sub { pack("S S L L x4", 40, 0, $_[1], $_[0]) };
+for my $to ("192.0.2.7", "8.8.8.8", "169.254.169.254", "169.254.1.1", "10.0.2.2", "255.255.255.255", "224.0.0.1") {
+  way("tcp $to", AF_INET, SOCK_STREAM, 0, $v4->($to, 80));
+  way("udp $to", AF_INET, SOCK_DGRAM, 0, $v4->($to, 53));
+  way("raw $to", AF_INET, SOCK_RAW, 1, $v4->($to, 0));
+}
+for my $to ("2001:4860:4860::8888", "fe80::1", "ff02::1", "::ffff:8.8.8.8") {
+  way("tcp $to", AF_INET6, SOCK_STREAM, 0, $v6->($to, 80));
+  way("udp $to", AF_INET6, SOCK_DGRAM, 0, $v6->($to, 53));
+}
+for my $cid (0, 1, 2, 3) {
+  for my $port (1, 22, 1024) { way("vsock $cid:$port", 40, SOCK_STREAM, 0, $vsock->($cid, $port)); }
+}
+"#;
+
+#[tokio::test]
+async fn lane_none_proves_itself() {
+    let node = Node::debian(1).await;
+    let sandbox = node.claim().await;
+    let cards = sh(&sandbox, "ls /sys/class/net").await;
+    assert_eq!(cards.trim(), "lo");
+    let ports = sh(&sandbox, "cat /sys/class/virtio-ports/*/name | sort").await;
+    assert_eq!(ports, "silkd.agent\nsilkd.egress\n");
+    // No other device to speak by: the disk, the serial ports' controller, and what the kernel asks for randomness.
+    let devices = sh(&sandbox, "cat /sys/bus/virtio/devices/*/device | sort -u").await;
+    assert!(
+        !devices.contains("0x0001") && !devices.contains("0x0013"),
+        "a card or vsock: {devices}"
+    );
+    let said = within(HANG, sandbox.exec(["perl", "-e", WAYS_OUT]).output())
+        .await
+        .unwrap();
+    assert_eq!(
+        said.status.how,
+        How::Code(0),
+        "{}{}",
+        said.stdout_text(),
+        said.stderr_text()
+    );
+    let said = said.stdout_text().into_owned();
+    assert_eq!(said.lines().count(), 7 * 3 + 4 * 2 + 4 * 3, "{said}");
+    for line in said.lines() {
+        assert!(
+            line.ends_with(": refused") || line.ends_with(": no socket"),
+            "{line} in {said}"
+        );
+    }
+    // The same program sees a way where there is one.
+    let to_itself = WAYS_OUT.replace("192.0.2.7", "127.0.0.1");
+    let said = within(HANG, sandbox.exec(["perl", "-e", &to_itself]).output())
+        .await
+        .unwrap();
+    for way in ["udp 127.0.0.1: went\n", "raw 127.0.0.1: went\n"] {
+        assert!(said.stdout_text().contains(way), "{}", said.stdout_text());
+    }
+}

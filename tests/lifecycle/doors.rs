@@ -464,3 +464,46 @@ async fn door_guest_values_configure_nothing() {
         sandbox.release().await.unwrap();
     }
 }
+
+/// Whatever a policy and its operator open: the daemon's own listeners are nobody's to reach, by whatever address.
+#[tokio::test]
+async fn addr_own_listeners_of_the_daemon_are_refused() {
+    let world = World::start().await;
+    let free = || {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.local_addr().unwrap().port()
+    };
+    let (api, metrics, port) = (free(), free(), world.port());
+    let ports = format!("ports = [{port}, {api}, {metrics}]");
+    let rules = format!(
+        "[{{ id = \"t\", host = [\"allowed.test\", \"127.0.0.1\", \"127.0.0.9\", \"[::1]\"], {ports} }}]"
+    );
+    let opened = world.config_with(&rules).replace(
+        &format!("cidr = \"127.0.0.2/32\", ports = [{port}]"),
+        &format!("cidr = \"127.0.0.0/8\", {ports}"),
+    );
+    let config =
+        format!("listen.tcp = \"127.0.0.1:{api}\"\nlisten.metrics = \"127.0.0.1:{metrics}\"\n{opened}");
+    let daemon = Setup::stub().warm(1).config(&config).start().await;
+    let client = daemon.client().await;
+    let sandbox = client.claim("default").await.unwrap();
+    let (http, _) = doors(&sandbox).await;
+    for listener in [api, metrics] {
+        assert!(
+            TcpStream::connect(("127.0.0.1", listener)).await.is_ok(),
+            "it listens"
+        );
+        for host in ["127.0.0.1", "127.0.0.9", "[::1]", "allowed.test"] {
+            let answer = get(http, &format!("http://{host}:{listener}/")).await;
+            assert!(
+                answer.starts_with("HTTP/1.1 403 own_address\r\n"),
+                "{host}: {answer}"
+            );
+        }
+    }
+    let answer = get(http, &format!("http://allowed.test:{port}/")).await;
+    assert!(
+        answer.starts_with("HTTP/1.1 200 OK\r\n"),
+        "the address alone is open: {answer}"
+    );
+}

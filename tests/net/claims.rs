@@ -16,10 +16,10 @@ use crate::{
 };
 
 /// A daemon with a lane in a namespace of the test's own.
-struct Node {
+pub(crate) struct Node {
     daemon: Daemon,
     space: Space,
-    world: World,
+    world: Option<World>,
     /// Behind the daemon, which has the namespace until it is dead.
     _purge: Purge,
 }
@@ -36,7 +36,17 @@ impl Drop for Purge {
 impl Node {
     /// With so many slots, and warm sandboxes of pool `default`, which may reach `allowed.test`.
     async fn new(slots: u16, warm: u32, more: &str, faults: &str) -> Self {
-        let (world, namespace) = (World::start().await, namespace());
+        let world = World::start().await;
+        let node = Self::to(&world, slots, warm, more, faults).await;
+        Self {
+            world: Some(world),
+            ..node
+        }
+    }
+
+    /// The same, whose guests may reach another world.
+    pub(crate) async fn to(world: &World, slots: u16, warm: u32, more: &str, faults: &str) -> Self {
+        let namespace = namespace();
         let config = format!(
             "net.namespace = \"{namespace}\"\nnet.slots = {slots}\npool.default.lane = \"guarded\"\n{}{more}",
             world.config()
@@ -46,9 +56,13 @@ impl Node {
         Self {
             daemon,
             space: Space::at(&net::pin(&namespace)),
-            world,
+            world: None,
             _purge: Purge(namespace),
         }
+    }
+
+    fn world(&self) -> &World {
+        self.world.as_ref().expect("it was made with one")
     }
 
     /// A row of each sandbox in this state.
@@ -60,18 +74,18 @@ impl Node {
         rows.into_values().find(|row| row.state() == state).unwrap()
     }
 
-    async fn client(&self) -> Client {
+    pub(crate) async fn client(&self) -> Client {
         self.daemon.client().await
     }
 
     /// The guest of a claim.
-    async fn guest(&self, sandbox: &Sandbox) -> Guest {
+    pub(crate) async fn guest(&self, sandbox: &Sandbox) -> Guest {
         let row = self.daemon.until_state(sandbox.id(), State::Claimed).await;
         Guest::of(row.pid.unwrap())
     }
 
     fn url(&self, host: &str) -> String {
-        format!("http://{host}.test:{}/", self.world.port())
+        format!("http://{host}.test:{}/", self.world().port())
     }
 
     /// Links of ours, by name and number.
@@ -110,18 +124,18 @@ async fn lane_claim_opens_the_doors_and_release_shuts_them() {
     let warm = node.row(State::Warm).await;
     let guest = Guest::of(warm.pid.unwrap());
     assert_eq!(guest.get(&node.url("allowed")).as_deref(), Some(NOT_ARMED));
-    assert_eq!(node.world.asked(), Vec::<String>::new());
+    assert_eq!(node.world().asked(), Vec::<String>::new());
     let client = node.client().await;
     let sandbox = client.claim("default").warm_only().wait(HANG).await.unwrap();
     assert_eq!(sandbox.id(), warm.sandbox);
     assert_eq!(guest.get(&node.url("allowed")).as_deref(), Some(OK));
     assert_eq!(guest.get(&node.url("other")).as_deref(), Some(NOT_ALLOWED));
-    let target = format!("allowed.test:{}", node.world.port());
+    let target = format!("allowed.test:{}", node.world().port());
     let tunnel = format!("CONNECT {target} HTTP/1.1\r\nhost: {target}\r\n\r\nto and fro");
     let said = guest.said(tunnel).unwrap();
     assert!(said.starts_with("HTTP/1.1 200 "), "{said}");
     assert!(said.ends_with("to and fro"), "the guest ended first: {said}");
-    assert!(!node.world.asked().iter().any(|name| name.starts_with("other")));
+    assert!(!node.world().asked().iter().any(|name| name.starts_with("other")));
     sandbox.release().await.unwrap();
     node.daemon.until_state(&warm.sandbox, State::Gone).await;
     assert!(
@@ -137,7 +151,7 @@ async fn lane_no_policy_is_locked() {
     let node = Node {
         daemon: Setup::stub().warm(1).config(&config).start().await,
         space: Space::at(&net::pin(&namespace)),
-        world: World::start().await,
+        world: Some(World::start().await),
         _purge: Purge(namespace),
     };
     let client = node.client().await;
@@ -352,7 +366,7 @@ async fn door_judges_target_not_path() {
     let sandbox = client.claim("default").warm_only().wait(HANG).await.unwrap();
     let guest = node.guest(&sandbox).await;
     let proxy = guest.proxy();
-    let port = node.world.port();
+    let port = node.world().port();
     let other = format!("other.test:{port}");
     let asked = [
         format!("GET http://{other}/ HTTP/1.1\r\nhost: allowed.test:{port}\r\n\r\n"),
@@ -375,12 +389,12 @@ async fn door_judges_target_not_path() {
         OK,
     ];
     for (text, expected) in asked.iter().zip(expected) {
-        for door in [net::HOST_ADDRESS.into(), proxy] {
+        for door in [net::HOST_ADDRESS, proxy] {
             let said = guest.said_by(door, text.clone()).unwrap();
             assert_eq!(said.lines().next(), Some(expected), "{text} by {door}");
         }
     }
-    assert!(!node.world.asked().iter().any(|name| name.starts_with("other")));
+    assert!(!node.world().asked().iter().any(|name| name.starts_with("other")));
     drop(guest);
     sandbox.release().await.unwrap();
 }
@@ -397,7 +411,7 @@ async fn door_rebind_twice_connects() {
     let guest = node.guest(&sandbox).await;
     drop(sandbox.keep());
     for round in 0..5 {
-        let target = format!("allowed.test:{}", node.world.port());
+        let target = format!("allowed.test:{}", node.world().port());
         let head = format!("CONNECT {target} HTTP/1.1\r\nhost: {target}\r\n\r\n");
         let before = guest.open(head);
         for _ in 0..2 {

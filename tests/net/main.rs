@@ -11,6 +11,7 @@
 
 mod bench;
 mod claims;
+mod clients;
 mod commands;
 mod frames;
 mod guest;

@@ -7,6 +7,7 @@ use std::{
     pin::Pin,
     sync::{Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use hyper::client::conn::http1::{Builder, SendRequest};
@@ -23,6 +24,9 @@ use crate::{egress::Reached, policy::Authority, tasks};
 
 /// Connections that rest, of one sandbox.
 const KEPT: usize = 64;
+
+/// For one that rests to be done with the request before: an origin that answered may not have taken the end of it.
+const READY: Duration = Duration::from_millis(100);
 
 /// One connection that speaks HTTP. It ends when it is dropped.
 pub(in crate::egress) struct Upstream {
@@ -121,7 +125,8 @@ impl Kept {
                 shelf.resting.remove(at)?
             };
             upstream.rests.send_replace(false);
-            if upstream.sender.ready().await.is_ok() {
+            let ready = timeout(READY, upstream.sender.ready()).await;
+            if matches!(ready, Ok(Ok(()))) {
                 return Some(upstream);
             }
         }
