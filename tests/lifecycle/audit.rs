@@ -7,10 +7,13 @@ use std::{
     time::Duration,
 };
 
-use harness::{Daemon, HANG, Setup, World, sandboxd, within};
+use harness::{Daemon, Setup, World, sandboxd, within};
 use serde_json::Value;
 
 use crate::doors::{doors, get};
+
+/// A hang, not a speed.
+const LONG: Duration = Duration::from_secs(35);
 
 /// The files of a chain, in their order.
 fn files(state: &Path, name: &str) -> Vec<PathBuf> {
@@ -43,7 +46,7 @@ fn kinds<'v>(lines: &'v [Value], kind: &str) -> Vec<&'v Value> {
 }
 
 async fn until(what: &str, is_so: impl Fn() -> bool) {
-    within(HANG, async {
+    within(LONG, async {
         while !is_so() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -279,7 +282,7 @@ async fn audit_loss_is_in_band() {
     while room() > (24 << 20) {
         fill.write_all(&block).unwrap();
     }
-    within(HANG, async {
+    within(LONG, async {
         while !daemon.log().contains("lines cannot be written") {
             assert!(get(http, &url).await.starts_with("HTTP/1.1 200"));
             served += 1;
@@ -298,7 +301,7 @@ async fn audit_loss_is_in_band() {
     // Room again: it goes on by itself, and all that was decided has its line.
     drop(fill);
     fs::remove_file(state.join("fill")).unwrap();
-    within(HANG, async {
+    within(LONG, async {
         while !get(http, &url).await.starts_with("HTTP/1.1 200") {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }

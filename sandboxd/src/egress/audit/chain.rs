@@ -27,11 +27,25 @@ impl Hash {
         sha.update(body);
         Self(sha.finalize().into())
     }
+
+    /// In lower-case hexadecimal.
+    fn digits(self) -> [u8; 64] {
+        let digit = |half: u8| match half {
+            0..=9 => b'0' + half,
+            _ => b'a' + half - 10,
+        };
+        let mut digits = [0; 64];
+        for (pair, byte) in digits.as_chunks_mut::<2>().0.iter_mut().zip(self.0) {
+            *pair = [digit(byte >> 4), digit(byte & 15)];
+        }
+        digits
+    }
 }
 
 impl fmt::Display for Hash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        let digits = self.digits();
+        f.write_str(std::str::from_utf8(&digits).map_err(|_not_ascii| fmt::Error)?)
     }
 }
 
@@ -80,7 +94,9 @@ pub struct Head {
 pub(super) fn seal(before: Hash, body: &[u8], out: &mut Vec<u8>) -> Hash {
     let hash = before.follow(body);
     out.extend_from_slice(body.strip_suffix(b"}").unwrap_or(body));
-    out.extend_from_slice(format!("{MARK}{hash}\"}}\n").as_bytes());
+    out.extend_from_slice(MARK.as_bytes());
+    out.extend_from_slice(&hash.digits());
+    out.extend_from_slice(b"\"}\n");
     hash
 }
 

@@ -100,8 +100,10 @@ impl Shared {
 
     /// A claim is over.
     pub(super) fn bill(&self) {
-        self.state().bill = true;
-        self.rung.notify_one();
+        // Who is called already is not woken again for each claim that ends.
+        if !std::mem::replace(&mut self.state().bill, true) {
+            self.rung.notify_one();
+        }
     }
 
     /// Has the writer write what is queued, and end.

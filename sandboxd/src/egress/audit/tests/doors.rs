@@ -36,12 +36,14 @@ fn block(dir: &Path) -> PathBuf {
 }
 
 async fn until(what: impl Fn() -> bool) {
-    within(async {
+    let waiting = async {
         while !what() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-    })
-    .await;
+    };
+    tokio::time::timeout(Duration::from_secs(30), waiting)
+        .await
+        .expect("nothing hangs");
 }
 
 #[tokio::test]
