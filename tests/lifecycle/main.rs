@@ -27,6 +27,7 @@ mod processes;
 mod reflect;
 mod restart;
 mod rows;
+mod secrets;
 mod sessions;
 mod shell;
 mod stock;

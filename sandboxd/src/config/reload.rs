@@ -76,7 +76,28 @@ pub fn diff(old: &Config, new: &Config) -> Diff {
         &old.egress.policies,
         &new.egress.policies,
     );
-    differing!(diff.changed, old, new, egress.servers, egress.vetting);
+    maps(
+        &mut diff.changed,
+        "egress.secret",
+        &old.egress.secrets,
+        &new.egress.secrets,
+    );
+    maps(
+        &mut diff.changed,
+        "egress.upstream",
+        &old.egress.upstreams,
+        &new.egress.upstreams,
+    );
+    differing!(
+        diff.changed,
+        old,
+        new,
+        egress.servers,
+        egress.vetting,
+        egress.default_upstream,
+        egress.infra,
+        egress.sources,
+    );
     diff
 }
 

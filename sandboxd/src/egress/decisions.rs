@@ -10,7 +10,7 @@ use sandbox_protocol::{
     id::{ClaimId, SandboxId},
 };
 
-use super::DoorKind;
+use super::{DoorKind, Way};
 use crate::{
     clock::{Clock, WallTime},
     feed::{self, Feed, Reader},
@@ -25,7 +25,7 @@ const KEPT: usize = feed::BEHIND;
 /// What became of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// It was let through to this address.
+    /// It was let through to this address: of the target, or where its way is not vetted, of the upstream proxy.
     Allowed(std::net::SocketAddr),
     /// It was refused.
     Denied(DoorReason),
@@ -64,6 +64,10 @@ pub struct Decided {
     pub message: Option<String>,
     /// A layer in report mode denies it.
     pub would_deny: bool,
+    /// Name of the secret that the request is given, or should have been.
+    pub secret: Option<String>,
+    /// Which way it went.
+    pub way: Way,
 }
 
 /// All decisions.

@@ -6,8 +6,10 @@
 //! kind of request; explain asks the same functions.
 //!
 //! May call: link, policy.
-//! Never inside: an answer that is not a denial where something is missing or fails; a way to dial what was not vetted.
+//! Never inside: an answer that is not a denial where something is missing or fails; a way to dial what was not vetted,
+//! but for an upstream proxy that the operator named; the value of a secret in anything that is told.
 //! Invariant 12: a door denies until armed and by default, disarms first, and dials what it judged.
+//! Invariant 13: credentials and claim tokens never reach a guest.
 //! Cancel safety: dropping what serves a connection resets both of its sides; dropping a link's future ends the link and
 //! leaves connections to [`Door::stop`].
 
@@ -21,9 +23,12 @@ mod explain;
 mod interfaces;
 mod pins;
 mod resolve;
+mod secret;
 #[cfg(test)]
 mod tests;
+mod upstream;
 mod visit;
+mod way;
 
 use std::{
     net::SocketAddr,
@@ -43,7 +48,10 @@ pub use self::{
     decisions::{Decided, Decisions, Outcome},
     explain::{Explained, explain},
     resolve::Resolver,
+    secret::{Given, SecretError, Secrets, Unreadable},
+    upstream::Routes,
     visit::{Reached, Visit},
+    way::Way,
 };
 use crate::{clock::Clock, policy::Vetting, telemetry::metrics::DoorMetrics};
 
@@ -59,6 +67,10 @@ pub struct Settings {
     pub servers: Vec<SocketAddr>,
     /// What is said about addresses.
     pub vetting: Vetting,
+    /// Values that requests are given.
+    pub secrets: Secrets,
+    /// Upstream proxies, and where dials leave from.
+    pub routes: Routes,
 }
 
 /// What all doors share; cheap to clone.
@@ -70,6 +82,8 @@ struct Inner {
     book: Book,
     vetting: ArcSwap<Vetting>,
     resolver: ArcSwap<Resolver>,
+    secrets: ArcSwap<Secrets>,
+    routes: ArcSwap<Routes>,
     decisions: Decisions,
     open: AtomicUsize,
 }
@@ -82,6 +96,8 @@ impl Egress {
             book: Book::default(),
             vetting: ArcSwap::from_pointee(settings.vetting),
             resolver: ArcSwap::from_pointee(Resolver::new(settings.servers)),
+            secrets: ArcSwap::from_pointee(settings.secrets),
+            routes: ArcSwap::from_pointee(settings.routes),
             decisions: Decisions::new(metrics, clock),
             open: AtomicUsize::new(0),
         }))
@@ -91,6 +107,8 @@ impl Egress {
     pub fn set(&self, settings: Settings) {
         self.0.vetting.store(Arc::new(settings.vetting));
         self.0.resolver.store(Arc::new(Resolver::new(settings.servers)));
+        self.0.secrets.store(Arc::new(settings.secrets));
+        self.0.routes.store(Arc::new(settings.routes));
     }
 
     /// Named policies, and who has which.

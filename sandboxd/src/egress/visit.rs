@@ -8,10 +8,10 @@ use std::{
 use sandbox_protocol::door::DoorReason;
 use tokio::net::TcpStream;
 
-use super::{Armed, Decided, Denial, Door, DoorKind, Outcome, Seat, dial, interfaces};
+use super::{Armed, Decided, Denial, Door, DoorKind, Given, Outcome, Seat, Way, way::Connected};
 use crate::{
     clock::WallTime,
-    policy::{Authority, Host, Judged, Ruling, Seen, Side, Vetted, Who, allowed_port, decide},
+    policy::{Authority, Host, Ruling, Seen, Side, Who, allowed_port, decide},
     telemetry::GuestText,
 };
 
@@ -39,6 +39,8 @@ pub struct Reached {
     pub address: SocketAddr,
     /// What it was judged as: by a name, where the guest dialled an address that it was told for that name.
     pub target: Authority,
+    /// What the request is given.
+    pub secret: Option<Given>,
 }
 
 /// Who decided, for the record.
@@ -48,6 +50,8 @@ struct Decider {
     rule: Option<String>,
     message: Option<String>,
     would_deny: bool,
+    secret: Option<String>,
+    way: Way,
 }
 
 impl Visit {
@@ -88,7 +92,7 @@ impl Visit {
     ///
     /// # Errors
     /// The denial, recorded.
-    fn judge(&self, target: &Authority, seen: Seen<'_>) -> Result<Decider, Denial> {
+    fn judge(&self, target: &Authority, seen: Seen<'_>) -> Result<(Decider, Option<Given>), Denial> {
         let Some(now) = self.now() else {
             return Err(self.denied(
                 &target.to_string(),
@@ -107,16 +111,28 @@ impl Visit {
                 rule: rule.map(|rule| rule.id().to_owned()),
                 message: rule.and_then(|rule| rule.message().map(str::to_owned)),
                 would_deny,
+                ..Decider::default()
             };
             return Err(self.denied(&target.to_string(), seen, reason, decider));
         }
         let allowing = decision.allowing();
-        Ok(Decider {
+        let mut decider = Decider {
             side: allowing.map(|(side, _)| side),
             rule: allowing.map(|(_, rule)| rule.id().to_owned()),
-            message: None,
             would_deny,
-        })
+            ..Decider::default()
+        };
+        let secrets = self.door.egress().secrets();
+        match secrets.give(&decision, target, seen, &self.armed.tenant) {
+            Ok(given) => {
+                decider.secret = given.as_ref().map(|given| given.name().to_owned());
+                Ok((decider, given))
+            }
+            Err(reason) => {
+                decider.secret = decision.secret().map(str::to_owned);
+                Err(self.denied(&target.to_string(), seen, reason, decider))
+            }
+        }
     }
 
     /// Whether the policy in force still allows a tunnel; records that it is cut where not.
@@ -146,22 +162,16 @@ impl Visit {
     pub async fn reach(&self, target: &Authority, seen: Seen<'_>) -> Result<Reached, Denial> {
         let pinned = self.pinned(target, seen);
         let target = pinned.as_ref().unwrap_or(target);
-        let decider = self.judge(target, seen)?;
-        let dialled = async {
-            let addresses = self.addresses(target).await?;
-            let vetted = self.vet(target, &addresses).map_err(|judged| {
-                tracing::debug!(address = %judged.address, range = judged.range, "an address was refused");
-                judged.refused.unwrap_or(DoorReason::SpecialAddress)
-            })?;
-            dial::dial(&vetted).await
-        };
-        match dialled.await {
-            Ok((stream, address)) => {
+        let (mut decider, secret) = self.judge(target, seen)?;
+        match Box::pin(self.door.egress().go(target, self.who())).await {
+            Ok(Connected { stream, address, way }) => {
+                decider.way = way;
                 self.record(&target.to_string(), seen, Outcome::Allowed(address), decider);
                 Ok(Reached {
                     stream,
                     address,
                     target: target.clone(),
+                    secret,
                 })
             }
             Err(reason) => Err(self.denied(&target.to_string(), seen, reason, decider)),
@@ -198,9 +208,8 @@ impl Visit {
             return Err(self.refuse(DoorReason::HostNotAllowed, name));
         }
         let found = async {
-            let addresses = self.addresses(&target).await?;
-            self.vet(&target, &addresses)
-                .map_err(|judged| judged.refused.unwrap_or(DoorReason::SpecialAddress))?;
+            let addresses = self.door.egress().addresses(&target).await?;
+            self.door.egress().vet(&target, &addresses, self.who()).await?;
             Ok(addresses)
         };
         let addresses = found
@@ -212,31 +221,11 @@ impl Visit {
         Ok(addresses)
     }
 
-    async fn addresses(&self, target: &Authority) -> Result<Vec<IpAddr>, DoorReason> {
-        match target.host() {
-            Host::Address(address) => Ok(vec![*address]),
-            Host::Name(name) => {
-                let resolver = self.door.egress().0.resolver.load_full();
-                resolver.resolve(name).await
-            }
-        }
-    }
-
-    fn vet(&self, target: &Authority, addresses: &[IpAddr]) -> Result<Vec<Vetted>, Judged> {
-        let vetting = self.door.egress().0.vetting.load();
-        let who = Who {
+    fn who(&self) -> Who<'_> {
+        Who {
             pool: self.armed.pool.as_ref().map_or("", |pool| pool.as_str()),
             tenant: &self.armed.tenant,
-        };
-        let interfaces = interfaces::addresses().map_err(|error| {
-            tracing::error!(%error, "the host's own addresses cannot be read: nothing is dialled");
-            Judged {
-                address: std::net::Ipv4Addr::UNSPECIFIED.into(),
-                refused: Some(DoorReason::OwnAddress),
-                range: None,
-            }
-        })?;
-        vetting.vet(&interfaces, addresses, target.port(), who)
+        }
     }
 
     /// Refuses what could not be read as a target, or came too late; recorded.
@@ -282,6 +271,8 @@ impl Visit {
             rule: decider.rule,
             message: decider.message,
             would_deny: decider.would_deny,
+            secret: decider.secret,
+            way: decider.way,
         })
     }
 }

@@ -64,6 +64,10 @@ pub(super) async fn send(
     let broken = |_error| refuse(DoorReason::UpstreamProtocol);
     strip(&mut parts.headers);
     write_anew(&mut parts.headers, target);
+    // Behind all that a guest could name away, and in place of its own.
+    if let Some(secret) = reached.secret {
+        secret.write(&mut parts.headers);
+    }
     let mut onwards = Request::new(body);
     *onwards.method_mut() = parts.method;
     *onwards.uri_mut() = parts

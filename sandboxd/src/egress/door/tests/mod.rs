@@ -4,3 +4,5 @@ mod arming;
 mod connections;
 mod framing;
 mod policy;
+mod secrets;
+mod ways;
