@@ -75,9 +75,11 @@ door_reasons! {
     DialUnreachable = "dial_unreachable", 502, 4, true, "the host cannot be reached: try later";
     DialRefused = "dial_refused", 502, 5, true, "nothing listens on that port of the host";
     UpstreamProtocol = "upstream_protocol", 502, 1, true, "the host answered with something that is not HTTP/1, or broke off";
+    UpstreamProxy = "upstream_proxy", 502, 1, true, "the operator's own proxy did not serve: try later, or tell the operator";
     ResolveTimeout = "resolve_timeout", 504, 4, true, "the name servers did not answer: try later";
     DialTimeout = "dial_timeout", 504, 4, true, "the host did not answer: try later";
     TooManyConnections = "too_many_connections", 503, 1, true, "close connections first: at most 256 are open through each door";
+    SecretUnavailable = "secret_unavailable", 503, 1, false, "the rule's secret is not there, or not for this host or tenant: tell the operator";
     AuditUnavailable = "audit_unavailable", 503, 1, true, "decisions must be recorded and cannot be just now: try later, and tell the operator";
     DoorUnreachable = "door_unreachable", 503, 1, true, "the host is not connected just now: try again";
     CommandNotSupported = "command_not_supported", 405, 7, false, "the SOCKS5 door serves CONNECT only";

@@ -1,6 +1,8 @@
 //! A guest's git through its door.
 
 use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::Stdio,
 };
@@ -117,6 +119,22 @@ async fn search(sandbox: &SandboxHandle, words: &str) -> Vec<String> {
     found.stdout_text().lines().map(str::to_owned).collect()
 }
 
+/// Configuration: a rule gives this credential, which it puts into this file, to what goes to the repository.
+fn giving(world: &World, file: &Path, basic: &str) -> String {
+    fs::write(file, basic).unwrap();
+    fs::set_permissions(file, fs::Permissions::from_mode(0o600)).unwrap();
+    let rules = format!(
+        "[{{ id = \"git\", host = [\"allowed.test\"], ports = [{}], paths = [\"/work.git\"], secret = \"git\", \
+         cleartext_secret = true }}]",
+        world.port()
+    );
+    format!(
+        "{}[egress.secret.git]\nheader = \"authorization\"\nprefix = \"Basic \"\nvalue = {{ file = {file:?} }}\n\
+         hosts = [\"allowed.test\"]\n",
+        world.config_with(&rules)
+    )
+}
+
 #[tokio::test]
 async fn git_push_through_the_door() {
     let secret = format!("hush-{:032x}", u128::from_ne_bytes(sandboxd::random::bytes()));
@@ -131,7 +149,7 @@ async fn git_push_through_the_door() {
     };
     let world = World::with_origin(move |stream| served.clone().answer(stream)).await;
     let setup = Setup::qemu_of("debian").from_file().config(&world.config());
-    let node = Node::full("debian", setup, 1).await;
+    let mut node = Node::full("debian", setup, 1).await;
     let sandbox = node.claim().await;
     let url = format!("http://allowed.test:{}/work.git", world.port());
     sh(
@@ -165,6 +183,15 @@ async fn git_push_through_the_door() {
     assert_eq!(there.trim(), head);
     assert_eq!(git_here(&repository, &["show", "main:first"]).await, "1\n");
     refused(within(HANG, push(&git).run()).await, Reason::GitFailed);
+
+    // Or the operator keeps it, and a rule gives it to what goes to the repository: no call has it.
+    node.configure(&giving(&world, &folder.path().join("credential"), &basic));
+    node.client().await.node().reload().await.unwrap();
+    sh(&sandbox, "echo 2 > /root/tree/second").await;
+    git.add_all().await.unwrap();
+    let head = git.commit("second").run().await.unwrap();
+    assert_eq!(within(HANG, push(&git).run()).await.unwrap(), head);
+    assert_eq!(git_here(&repository, &["show", "main:second"]).await, "2\n");
 
     // And nothing of it stays.
     let words = format!("{secret}\n{basic}");

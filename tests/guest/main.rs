@@ -27,4 +27,5 @@ mod lively;
 mod machines;
 mod node;
 mod restart;
+mod secrets;
 mod templates;

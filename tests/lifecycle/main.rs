@@ -28,6 +28,7 @@ mod processes;
 mod reflect;
 mod restart;
 mod rows;
+mod secrets;
 mod sessions;
 mod shell;
 mod stock;

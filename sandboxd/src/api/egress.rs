@@ -174,14 +174,7 @@ async fn explained(
         tenant: &subject.tenant,
     };
     let egress = &desk.claims.sandboxes.means().egress;
-    let found = explain(
-        egress,
-        &subject.sides,
-        &target,
-        seen,
-        wanted.resolve.then_some(who),
-    )
-    .await;
+    let found = explain(egress, &subject.sides, &target, seen, who, wanted.resolve).await;
     Ok(explanation(&found, &target, path.is_some()))
 }
 
@@ -205,7 +198,15 @@ fn explanation(found: &Explained<'_>, target: &Authority, visible: bool) -> v1::
         allowed: found.refused.is_none(),
         authority: target.to_string(),
         visible,
-        verdicts: found.decision.0.iter().map(verdict).collect(),
+        verdicts: verdicts(found),
+        secret: found.secret.clone().unwrap_or_default(),
+        upstream: found
+            .way
+            .upstream
+            .as_ref()
+            .map(Name::to_string)
+            .unwrap_or_default(),
+        vetted: found.way.vetted,
         addresses: found
             .addresses
             .iter()
@@ -218,6 +219,20 @@ fn explanation(found: &Explained<'_>, target: &Authority, visible: bool) -> v1::
             .collect(),
         ..base
     }
+}
+
+/// What each side says, behind the operator's own destinations where the target is one of them.
+fn verdicts(found: &Explained<'_>) -> Vec<v1::EgressVerdict> {
+    let infra = found.decision.1.map(|rule| v1::EgressVerdict {
+        side: v1::EgressSide::Infra.into(),
+        allowed: true,
+        rule: rule.id().to_owned(),
+        ..v1::EgressVerdict::default()
+    });
+    infra
+        .into_iter()
+        .chain(found.decision.0.iter().map(verdict))
+        .collect()
 }
 
 fn verdict(said: &SideVerdict<'_>) -> v1::EgressVerdict {
@@ -247,6 +262,7 @@ fn verdict(said: &SideVerdict<'_>) -> v1::EgressVerdict {
 
 const fn side(side: Side) -> v1::EgressSide {
     match side {
+        Side::Infra => v1::EgressSide::Infra,
         Side::Pool => v1::EgressSide::Pool,
         Side::Tenant => v1::EgressSide::Tenant,
         Side::Claim => v1::EgressSide::Claim,
@@ -476,5 +492,13 @@ fn decision(decided: &Decided) -> v1::EgressDecision {
         rule: decided.rule.clone().unwrap_or_default(),
         would_deny: decided.would_deny,
         address,
+        secret: decided.secret.clone().unwrap_or_default(),
+        upstream: decided
+            .way
+            .upstream
+            .as_ref()
+            .map(Name::to_string)
+            .unwrap_or_default(),
+        vetted: decided.way.vetted,
     }
 }

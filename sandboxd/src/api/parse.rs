@@ -298,6 +298,7 @@ pub(super) fn pool(spec: Option<v1::PoolSpec>) -> Result<Spec, Refusal> {
             policy => Some(self::name("spec.egress", policy)?),
         },
         require_claim_policy: spec.require_claim_policy,
+        upstream: None,
     };
     let pool = PoolConfig::new(fields).map_err(|faults| {
         let first = faults.into_iter().next();

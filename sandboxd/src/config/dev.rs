@@ -89,6 +89,7 @@ impl Config {
             lease_max_secs: None,
             egress: None,
             require_claim_policy: false,
+            upstream: None,
         })
         .map_err(|_out_of_range| DevError::Warm { warm })?;
         let image = match image {

@@ -106,9 +106,13 @@ impl fmt::Display for Mistakes {
                 place.column
             )?;
             writeln!(f, "{:gutter$} |", "")?;
-            writeln!(f, "{} | {}", place.line, printable(place.text))?;
-            let (before, under) = underline(&place, mistake.span.len());
-            writeln!(f, "{:gutter$} | {:before$}{:^<under$}", "", "", "")?;
+            if may_hold_secret(&mistake.key) {
+                writeln!(f, "{} | (not shown: a secret may stand there)", place.line)?;
+            } else {
+                writeln!(f, "{} | {}", place.line, printable(place.text))?;
+                let (before, under) = underline(&place, mistake.span.len());
+                writeln!(f, "{:gutter$} | {:before$}{:^<under$}", "", "", "")?;
+            }
             if !mistake.allowed.is_empty() {
                 writeln!(f, "{:gutter$} = help: {}", "", mistake.allowed)?;
             }
@@ -125,6 +129,13 @@ impl fmt::Display for Mistakes {
             n => write!(f, "{n} mistakes in {}", self.path.display()),
         }
     }
+}
+
+/// Whether people write passwords into lines of this key. A mistake is printed, answered and logged.
+fn may_hold_secret(key: &str) -> bool {
+    ["egress.secret.", "egress.upstream."]
+        .iter()
+        .any(|table| key.starts_with(table))
 }
 
 fn place(text: &str, at: usize) -> Place<'_> {

@@ -31,6 +31,8 @@ pub struct PoolFields {
     pub egress: Option<Name>,
     /// A claim must bring a layer of its own.
     pub require_claim_policy: bool,
+    /// Named upstream proxy; none: the node's.
+    pub upstream: Option<Name>,
 }
 
 /// A field that is wrong.
@@ -59,6 +61,7 @@ impl PoolConfig {
             lease_max_secs,
             egress,
             require_claim_policy,
+            upstream,
         } = fields;
         let mut faults = Vec::new();
         let mut within = |field, number: u32, low: u32, high: u32| {
@@ -88,6 +91,7 @@ impl PoolConfig {
             lease_max: Duration::from_secs(longest.into()),
             egress,
             require_claim_policy,
+            upstream,
         })
     }
 }

@@ -76,13 +76,28 @@ pub fn diff(old: &Config, new: &Config) -> Diff {
         &old.egress.policies,
         &new.egress.policies,
     );
+    maps(
+        &mut diff.changed,
+        "egress.secret",
+        &old.egress.secrets,
+        &new.egress.secrets,
+    );
+    maps(
+        &mut diff.changed,
+        "egress.upstream",
+        &old.egress.upstreams,
+        &new.egress.upstreams,
+    );
     differing!(
         diff.changed,
         old,
         new,
         egress.servers,
         egress.vetting,
-        egress.audit.required
+        egress.audit.required,
+        egress.default_upstream,
+        egress.infra,
+        egress.sources,
     );
     diff
 }

@@ -297,7 +297,7 @@ fn contradictions_are_refused() {
         ("node.run_dir = \"/a/../b\"", vec!["1:16 node.run_dir"]),
         ("template.t.image = \"../x\"", vec!["1:20 template.t.image"]),
         ("template.t.warmup = [\"a\", 1]", vec!["1:27 template.t.warmup"]),
-        ("pool.a.upstream = \"\"", vec!["1:8 pool.a.upstream"]),
+        ("pool.a.upstream = \"x\"", vec!["1:19 pool.a.upstream"]),
         ("nets.slots = 5", vec!["1:1 nets"]),
         ("net.slots = 4097", vec!["1:13 net.slots"]),
         ("net.namespace = \"A\"", vec!["1:17 net.namespace"]),
@@ -401,6 +401,7 @@ fn a_pool_by_the_api_is_held_to_the_same_numbers() {
     let fields = |warm, warm_max, lease, lease_max| PoolFields {
         egress: None,
         require_claim_policy: false,
+        upstream: None,
         key: good("[pool.a]").pools[&name("a")].key.clone(),
         warm,
         warm_max,

@@ -10,7 +10,7 @@ use std::{
 };
 
 use crate::{
-    policy::{Layer, Vetting},
+    policy::{Layer, SecretTerms, Sources, UpstreamTerms, Vetting},
     words::{EngineKind, MemBytes, Name, PoolKey, Size},
 };
 
@@ -262,6 +262,16 @@ pub struct Egress {
     pub vetting: Vetting,
     /// The audit.
     pub audit: Audit,
+    /// Secrets by name, without their values.
+    pub secrets: BTreeMap<Name, SecretTerms>,
+    /// Upstream proxies by name.
+    pub upstreams: BTreeMap<Name, UpstreamTerms>,
+    /// That of pools which name none; it exists.
+    pub default_upstream: Option<Name>,
+    /// The operator's own destinations.
+    pub infra: Option<Arc<Layer>>,
+    /// Where dials leave from.
+    pub sources: Sources,
 }
 
 /// `[egress.audit]`.
@@ -348,4 +358,6 @@ pub struct PoolConfig {
     pub egress: Option<Name>,
     /// A claim must bring a layer of its own.
     pub require_claim_policy: bool,
+    /// Its upstream proxy, which exists; none: the node's.
+    pub upstream: Option<Name>,
 }

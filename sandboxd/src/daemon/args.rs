@@ -252,6 +252,12 @@ impl Environment {
         Self::read(&pid, |name| std::env::var_os(name))
     }
 
+    /// A variable that the configuration names: where a secret's value is.
+    #[must_use]
+    pub fn named(name: &str) -> Option<OsString> {
+        std::env::var_os(name)
+    }
+
     /// The same from elsewhere; variables for another process (`*_PID`) are not for us.
     fn read(pid: &str, var: impl Fn(&str) -> Option<OsString>) -> Self {
         let text = |name: &str| var(name).and_then(|value| value.into_string().ok());

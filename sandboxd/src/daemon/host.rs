@@ -8,7 +8,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 
-use super::{engines, listen};
+use super::{args::Environment, engines, listen};
 use crate::{
     access::Access,
     api::{
@@ -19,7 +19,7 @@ use crate::{
     clock::WallTime,
     config::{self, Config, TenantPools},
     doctor::{self, Check},
-    egress::{self, Egress},
+    egress::{self, Egress, Routes, Secrets},
     engine::Engine,
     journal::Transition,
     pool::{Source, Spec as PoolSpec},
@@ -96,7 +96,7 @@ impl DaemonHost {
     }
 
     /// Puts a checked configuration in force. Nothing here can fail, so that a reload is all or nothing.
-    fn put_in_force(&self, old: &Config, new: &Config) {
+    fn put_in_force(&self, old: &Config, new: &Config, secrets: Secrets) {
         let access: Access = listen::access(&new.access);
         let Means {
             claims,
@@ -108,7 +108,7 @@ impl DaemonHost {
         access_now.store(Arc::new(access));
         tenants_now.store(Arc::new(tenants(new)));
         let sandboxes = &claims.sandboxes;
-        sandboxes.means().egress.set(door_settings(new));
+        sandboxes.means().egress.set(door_settings(new, secrets));
         sandboxes
             .means()
             .egress
@@ -138,6 +138,12 @@ impl Host for DaemonHost {
         let diff = config::diff(&old, &new);
         let new = config::in_force(&old, &new);
         let certificates = self.certificates(&old, &new)?;
+        let secrets = read_again(&new)?;
+        let changed = told(
+            diff.changed,
+            &secrets,
+            &self.means.claims.sandboxes.means().egress.secrets(),
+        );
         if let Some(logging) = self.means.logging.upgrade() {
             logging
                 .set_filter(&new.log.filter)
@@ -146,10 +152,10 @@ impl Host for DaemonHost {
         if let (Some(mine), Some(new)) = (self.certificates.get(), certificates) {
             mine.replace(new);
         }
-        self.put_in_force(&old, &new);
+        self.put_in_force(&old, &new, secrets);
         self.config.store(Arc::new(new));
         Ok(Reloaded {
-            changed: diff.changed,
+            changed,
             needs_restart: diff.needs_restart,
         })
     }
@@ -184,10 +190,43 @@ pub(super) fn tenants(config: &Config) -> BTreeMap<Name, TenantPools> {
         .collect()
 }
 
+/// The values of all secrets.
+///
+/// # Errors
+/// Every one that cannot be read.
+fn read_again(config: &Config) -> Result<Secrets, String> {
+    let (secrets, unreadable) = Secrets::read(&config.egress.secrets, Environment::named);
+    if unreadable.is_empty() {
+        return Ok(secrets);
+    }
+    let told: Vec<String> = unreadable.iter().map(|one| chain(one)).collect();
+    Err(told.join("; "))
+}
+
+/// The values of all secrets at the start, which one of them does not stop: its rules deny.
+pub(super) fn read_secrets(config: &Config) -> Secrets {
+    let (secrets, unreadable) = Secrets::read(&config.egress.secrets, Environment::named);
+    for one in unreadable {
+        tracing::error!(error = %chain(&one), "a secret cannot be read, and what needs it is denied");
+    }
+    secrets
+}
+
+/// What a reload changed, with secrets of which only the value did.
+fn told(mut changed: Vec<String>, secrets: &Secrets, old: &Secrets) -> Vec<String> {
+    for name in secrets.differing(old) {
+        let key = format!("egress.secret.{name}");
+        if !changed.contains(&key) {
+            changed.push(key);
+        }
+    }
+    changed
+}
+
 /// What doors are told of the configuration. The daemon's own ports are no guest's business, on whatever local address
 /// they are reached.
 #[must_use]
-pub(super) fn door_settings(config: &Config) -> egress::Settings {
+pub(super) fn door_settings(config: &Config, secrets: Secrets) -> egress::Settings {
     let tcp = config.listen.tcp.as_ref().map(config::Tcp::addr);
     let mut vetting = config.egress.vetting.clone();
     let listeners = tcp.into_iter().chain(config.listen.metrics);
@@ -195,7 +234,21 @@ pub(super) fn door_settings(config: &Config) -> egress::Settings {
     egress::Settings {
         servers: config.egress.servers.clone(),
         vetting,
+        secrets,
+        routes: routes(config),
     }
+}
+
+fn routes(config: &Config) -> Routes {
+    let pools = config.pools.iter();
+    let named = pools.filter_map(|(name, pool)| Some((name.clone(), pool.upstream.clone()?)));
+    let doors = &config.egress;
+    Routes::new(
+        doors.upstreams.clone(),
+        named.collect(),
+        doors.default_upstream.clone(),
+        doors.sources.clone(),
+    )
 }
 
 /// Puts named policies, and who has which, in force for claims from now on.
@@ -207,6 +260,7 @@ pub(super) fn set_policies(egress: &Egress, config: &Config) {
     egress
         .book()
         .set(config.egress.policies.clone(), tenants.collect());
+    egress.book().set_infra(config.egress.infra.clone());
 }
 
 /// Templates of the configuration file.

@@ -8,6 +8,7 @@ pub mod args;
 mod audit;
 mod behind;
 mod commands;
+mod cores;
 mod engines;
 mod host;
 mod lane;
@@ -98,6 +99,9 @@ fn run_daemon(serve: Serve, environment: &Environment, printer: Printer) -> Exit
         }
     };
     log_panics();
+    if let Err(error) = cores::without_memory() {
+        tracing::warn!(%error, "a crash may leave the daemon's memory, with its secrets, on a disk");
+    }
     if let Err(errno) = all_descriptors() {
         tracing::warn!(%errno, "the soft limit of descriptors stays as it was: few sandboxes will fit");
     }

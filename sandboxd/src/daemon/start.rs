@@ -12,7 +12,10 @@ use super::{
     args::Environment,
     behind::{Behind, reap, tell_health, watch_lane},
     engines,
-    host::{self, DaemonHost, door_settings, pool_specs, set_policies, set_pools, template_specs, tenants},
+    host::{
+        self, DaemonHost, door_settings, pool_specs, read_secrets, set_policies, set_pools, template_specs,
+        tenants,
+    },
     lane, listen,
     print::{Refusal, StartReason},
     run::Serving,
@@ -274,7 +277,8 @@ fn domain(
     };
     let templates = Templates::open(means, config.sizes.clone(), template_specs(config))
         .map_err(|error| failed(&error))?;
-    let egress = Egress::audited(door_settings(config), metrics.door.clone(), clock.clone(), audit);
+    let settings = door_settings(config, read_secrets(config));
+    let egress = Egress::audited(settings, metrics.door.clone(), clock.clone(), audit);
     set_policies(&egress, config);
     let sandboxes = Sandboxes::new(Means {
         clock: clock.clone(),

@@ -216,7 +216,7 @@ impl Door {
             message: None,
             would_deny: false,
             secret: None,
-            vetted: false,
+            way: super::Way::default(),
         });
         Denial {
             seq,

@@ -23,6 +23,7 @@ pub struct PoolTerms {
 
 #[derive(Debug, Clone, Default)]
 struct Pages {
+    infra: Option<Arc<Layer>>,
     policies: BTreeMap<Name, Arc<Layer>>,
     /// By the owner of a claim, as it stands there.
     tenants: BTreeMap<String, Option<Name>>,
@@ -47,6 +48,11 @@ impl Book {
                 .map(|(tenant, policy)| (tenant.into(), policy))
                 .collect();
         });
+    }
+
+    /// Sets the operator's own destinations.
+    pub fn set_infra(&self, infra: Option<Arc<Layer>>) {
+        self.change(|pages| pages.infra = infra);
     }
 
     /// Sets what a pool says.
@@ -100,6 +106,7 @@ impl Book {
             (None, Some(_) | None) => ClaimSide::Open,
         };
         Sides {
+            infra: pages.infra.clone(),
             pool: pool.map_or(PoolSide::Missing, PoolSide::Layer),
             tenant,
             claim,

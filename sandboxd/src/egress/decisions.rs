@@ -11,7 +11,7 @@ use sandbox_protocol::{
 };
 
 use super::{
-    DoorKind,
+    DoorKind, Way,
     audit::{Audit, Entry},
 };
 use crate::{
@@ -28,7 +28,7 @@ const KEPT: usize = feed::BEHIND;
 /// What became of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// It was let through to this address.
+    /// It was let through to this address: of the target, or where its way is not vetted, of the upstream proxy.
     Allowed(std::net::SocketAddr),
     /// It was refused.
     Denied(DoorReason),
@@ -71,10 +71,10 @@ pub struct Decided {
     pub message: Option<String>,
     /// A layer in report mode denies it.
     pub would_deny: bool,
-    /// Name of the secret that went with it.
+    /// Name of the secret that the request is given, or should have been.
     pub secret: Option<String>,
-    /// The address was vetted here.
-    pub vetted: bool,
+    /// Which way it went.
+    pub way: Way,
 }
 
 /// All decisions.

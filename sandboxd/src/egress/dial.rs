@@ -5,14 +5,15 @@ use std::{io, net::SocketAddr, time::Duration};
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use sandbox_protocol::door::DoorReason;
 use tokio::{
-    net::TcpStream,
+    net::{TcpSocket, TcpStream},
     time::{sleep, timeout},
 };
 
-use crate::policy::Vetted;
+use super::upstream::Place;
+use crate::policy::{Source, Vetted};
 
 /// All of a dial.
-const DIAL: Duration = Duration::from_secs(10);
+pub(super) const DIAL: Duration = Duration::from_secs(10);
 /// Addresses that are tried.
 const TRIED: usize = 6;
 /// From one address to the next, unless it fails before.
@@ -23,17 +24,28 @@ const APART: Duration = Duration::from_millis(250);
 ///
 /// # Errors
 /// `dial_refused`, `dial_unreachable`, `dial_timeout`.
-pub(super) async fn dial(vetted: &[Vetted]) -> Result<(TcpStream, SocketAddr), DoorReason> {
-    timeout(DIAL, Box::pin(race(&in_turn(vetted))))
+pub(super) async fn dial(vetted: &[Vetted], source: Source) -> Result<(TcpStream, SocketAddr), DoorReason> {
+    timeout(DIAL, Box::pin(race(&in_turn(vetted), source)))
         .await
         .unwrap_or(Err(DoorReason::DialTimeout))
 }
 
-async fn race(addresses: &[SocketAddr]) -> Result<(TcpStream, SocketAddr), DoorReason> {
+/// Connects to an upstream proxy, as [`dial`] does to a target.
+///
+/// # Errors
+/// As there.
+pub(super) async fn dial_upstream(
+    place: &Place,
+    source: Source,
+) -> Result<(TcpStream, SocketAddr), DoorReason> {
+    Box::pin(race(&place.0, source)).await
+}
+
+async fn race(addresses: &[SocketAddr], source: Source) -> Result<(TcpStream, SocketAddr), DoorReason> {
     let mut tries = FuturesUnordered::new();
     let mut worst = DoorReason::DialUnreachable;
     for next in addresses {
-        tries.push(connect(*next));
+        tries.push(connect(*next, source));
         let mut pause = std::pin::pin!(sleep(APART));
         loop {
             tokio::select! {
@@ -60,8 +72,16 @@ async fn race(addresses: &[SocketAddr]) -> Result<(TcpStream, SocketAddr), DoorR
     Err(worst)
 }
 
-async fn connect(address: SocketAddr) -> io::Result<(TcpStream, SocketAddr)> {
-    let stream = TcpStream::connect(address).await?;
+async fn connect(address: SocketAddr, source: Source) -> io::Result<(TcpStream, SocketAddr)> {
+    let source = source.towards(address).ok_or(io::ErrorKind::AddrNotAvailable)?;
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    if let Some(source) = source {
+        socket.bind(SocketAddr::new(source, 0))?;
+    }
+    let stream = socket.connect(address).await?;
     // What was vetted is what is spoken to, whatever the kernel made of the address.
     if stream.peer_addr()? != address {
         return Err(io::ErrorKind::AddrNotAvailable.into());
@@ -84,7 +104,7 @@ fn reason(error: &io::Error) -> DoorReason {
 }
 
 /// The addresses that are tried, families in turn, as they were answered otherwise.
-fn in_turn(vetted: &[Vetted]) -> Vec<SocketAddr> {
+pub(super) fn in_turn(vetted: &[Vetted]) -> Vec<SocketAddr> {
     let (v6, v4): (Vec<SocketAddr>, Vec<SocketAddr>) = vetted
         .iter()
         .map(|vetted| vetted.address())

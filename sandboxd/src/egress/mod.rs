@@ -6,8 +6,10 @@
 //! kind of request; explain asks the same functions.
 //!
 //! May call: link, policy, journal (heads of the audit's files).
-//! Never inside: an answer that is not a denial where something is missing or fails; a way to dial what was not vetted.
+//! Never inside: an answer that is not a denial where something is missing or fails; a way to dial what was not vetted,
+//! but for an upstream proxy that the operator named; the value of a secret in anything that is told.
 //! Invariant 12: a door denies until armed and by default, disarms first, and dials what it judged.
+//! Invariant 13: credentials and claim tokens never reach a guest.
 //! Cancel safety: dropping what serves a connection resets both of its sides; dropping a link's future ends the link and
 //! leaves connections to [`Door::stop`].
 
@@ -22,9 +24,12 @@ mod explain;
 mod interfaces;
 mod pins;
 mod resolve;
+mod secret;
 #[cfg(test)]
 mod tests;
+mod upstream;
 mod visit;
+mod way;
 
 use std::{
     net::SocketAddr,
@@ -46,7 +51,10 @@ pub use self::{
     decisions::{Decided, Decisions, Outcome},
     explain::{Explained, explain},
     resolve::Resolver,
+    secret::{Given, SecretError, Secrets, Unreadable},
+    upstream::Routes,
     visit::{Reached, Visit},
+    way::Way,
 };
 use crate::{clock::Clock, policy::Vetting, telemetry::metrics::DoorMetrics};
 
@@ -62,6 +70,10 @@ pub struct Settings {
     pub servers: Vec<SocketAddr>,
     /// What is said about addresses.
     pub vetting: Vetting,
+    /// Values that requests are given.
+    pub secrets: Secrets,
+    /// Upstream proxies, and where dials leave from.
+    pub routes: Routes,
 }
 
 /// What all doors share; cheap to clone.
@@ -74,6 +86,8 @@ struct Inner {
     vetting: ArcSwap<Vetting>,
     interfaces: Interfaces,
     resolver: ArcSwap<Resolver>,
+    secrets: ArcSwap<Secrets>,
+    routes: ArcSwap<Routes>,
     decisions: Decisions,
     open: AtomicUsize,
 }
@@ -93,6 +107,8 @@ impl Egress {
             vetting: ArcSwap::from_pointee(settings.vetting),
             interfaces: Interfaces::default(),
             resolver: ArcSwap::from_pointee(Resolver::new(settings.servers)),
+            secrets: ArcSwap::from_pointee(settings.secrets),
+            routes: ArcSwap::from_pointee(settings.routes),
             decisions: Decisions::new(metrics, clock, audit),
             open: AtomicUsize::new(0),
         }))
@@ -102,6 +118,8 @@ impl Egress {
     pub fn set(&self, settings: Settings) {
         self.0.vetting.store(Arc::new(settings.vetting));
         self.0.resolver.store(Arc::new(Resolver::new(settings.servers)));
+        self.0.secrets.store(Arc::new(settings.secrets));
+        self.0.routes.store(Arc::new(settings.routes));
     }
 
     /// Named policies, and who has which.

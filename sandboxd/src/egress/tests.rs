@@ -16,7 +16,7 @@ use tokio::{
 
 use super::{door::Accepted, *};
 use crate::{
-    policy::{Internal, Layer, Mode, Opening, RuleFields},
+    policy::{HostPattern, Internal, Layer, Mode, Opening, RuleFields, SecretSource, SecretTerms},
     tasks,
     telemetry::metrics::Metrics,
     words::{Name, OPERATOR},
@@ -155,6 +155,7 @@ async fn answer(mut stream: TcpStream, log: Arc<Mutex<Vec<u8>>>) {
 
 /// The bench.
 pub(crate) struct Bench {
+    pub(crate) settings: Settings,
     pub(crate) egress: Egress,
     pub(crate) door: Door,
     pub(crate) dns: Dns,
@@ -168,6 +169,27 @@ pub(crate) fn rule(id: &str, host: &str, ports: &[u16]) -> RuleFields {
         ports: ports.iter().map(|port| u32::from(*port)).collect(),
         ..RuleFields::default()
     }
+}
+
+/// What is said of a secret for `allowed.test`, which every tenant may use.
+pub(crate) fn secret_terms(header: Option<&str>) -> SecretTerms {
+    SecretTerms {
+        header: header.map(|header| header.parse().unwrap()),
+        prefix: header.map_or("", |_| "Bearer ").into(),
+        source: SecretSource::Env("THE_SECRET".into()),
+        hosts: vec![HostPattern::parse("allowed.test").unwrap()],
+        tenants: Opening::All,
+    }
+}
+
+/// Secrets of which every one has this value.
+pub(crate) fn secrets(terms: &[(&str, SecretTerms)], value: &str) -> Secrets {
+    let terms = terms
+        .iter()
+        .map(|(name, terms)| (name.parse().unwrap(), terms.clone()));
+    let (secrets, unreadable) = Secrets::read(&terms.collect(), |_| Some(value.into()));
+    assert!(unreadable.is_empty(), "{unreadable:?}");
+    secrets
 }
 
 pub(crate) fn pool() -> Name {
@@ -207,14 +229,16 @@ impl Bench {
                 internal: vec![opened],
                 ..Vetting::default()
             },
+            ..Settings::default()
         };
-        let egress = Egress::audited(settings, Metrics::new().door, Clock::host(), audit);
+        let egress = Egress::audited(settings.clone(), Metrics::new().door, Clock::host(), audit);
         let terms = PoolTerms {
             policy: Some("build".parse().unwrap()),
             requires_claim_layer: false,
         };
         egress.book().set_pool(&pool(), terms);
         let bench = Self {
+            settings,
             door: egress.door(SandboxId::from_random([1; 16])),
             egress,
             dns,
@@ -230,6 +254,20 @@ impl Bench {
         let layer = Layer::new(Mode::Enforce, rules, 256).unwrap();
         let policies = BTreeMap::from([("build".parse().unwrap(), Arc::new(layer))]);
         self.egress.book().set(policies, BTreeMap::new());
+    }
+
+    /// Puts other settings in force.
+    pub(crate) fn set(&self, change: impl FnOnce(&mut Settings)) {
+        let mut settings = self.settings.clone();
+        change(&mut settings);
+        self.egress.set(settings);
+    }
+
+    /// Arms the doors for a tenant that has the pool's policy as well.
+    pub(crate) fn arm_for(&self, tenant: &str) {
+        let sides = self.egress.book().sides(Some(&pool()), OPERATOR, None);
+        let claim = ClaimId::from_random([8; 16]);
+        self.door.arm(claim, tenant.into(), Some(pool()), sides);
     }
 
     pub(crate) fn arm(&self) {

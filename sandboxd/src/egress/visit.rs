@@ -9,14 +9,14 @@ use sandbox_protocol::door::DoorReason;
 use tokio::net::TcpStream;
 
 use super::{
-    Armed, Decided, Denial, Door, DoorKind, Outcome, Seat,
+    Armed, Decided, Denial, Door, DoorKind, Given, Outcome, Seat, Way,
     audit::{Ended, Entry},
-    dial,
     door::{Kept, Traffic, Upstream},
+    way::Connected,
 };
 use crate::{
     clock::{Tick, WallTime},
-    policy::{Authority, Host, Judged, Ruling, Seen, Side, Vetted, Who, allowed_port, decide},
+    policy::{Authority, Host, Ruling, Seen, Side, Who, allowed_port, decide},
     telemetry::GuestText,
 };
 
@@ -46,6 +46,10 @@ pub struct Reached<T = TcpStream> {
     pub address: SocketAddr,
     /// What it was judged as: by a name, where the guest dialled an address that it was told for that name.
     pub target: Authority,
+    /// What the request is given.
+    pub secret: Option<Given>,
+    /// No upstream proxy stands between.
+    pub is_direct: bool,
 }
 
 /// Who decided, for the record.
@@ -55,6 +59,8 @@ struct Decider {
     rule: Option<String>,
     message: Option<String>,
     would_deny: bool,
+    secret: Option<String>,
+    way: Way,
 }
 
 impl Visit {
@@ -103,7 +109,7 @@ impl Visit {
     ///
     /// # Errors
     /// The denial, recorded.
-    fn judge(&self, target: &Authority, seen: Seen<'_>) -> Result<Decider, Denial> {
+    fn judge(&self, target: &Authority, seen: Seen<'_>) -> Result<(Decider, Option<Given>), Denial> {
         let Some(now) = self.now() else {
             return Err(self.denied(
                 &target.to_string(),
@@ -122,20 +128,31 @@ impl Visit {
                 rule: rule.map(|rule| rule.id().to_owned()),
                 message: rule.and_then(|rule| rule.message().map(str::to_owned)),
                 would_deny,
+                ..Decider::default()
             };
             return Err(self.denied(&target.to_string(), seen, reason, decider));
         }
         let allowing = decision.allowing();
-        let decider = Decider {
+        let mut decider = Decider {
             side: allowing.map(|(side, _)| side),
             rule: allowing.map(|(_, rule)| rule.id().to_owned()),
-            message: None,
             would_deny,
+            ..Decider::default()
         };
         if !self.door.egress().audit().takes() {
             return Err(self.denied(&target.to_string(), seen, DoorReason::AuditUnavailable, decider));
         }
-        Ok(decider)
+        let secrets = self.door.egress().secrets();
+        match secrets.give(&decision, target, seen, &self.armed.tenant) {
+            Ok(given) => {
+                decider.secret = given.as_ref().map(|given| given.name().to_owned());
+                Ok((decider, given))
+            }
+            Err(reason) => {
+                decider.secret = decision.secret().map(str::to_owned);
+                Err(self.denied(&target.to_string(), seen, reason, decider))
+            }
+        }
     }
 
     /// Whether the policy in force still allows what was asked for; records that it is cut where not.
@@ -162,19 +179,28 @@ impl Visit {
     ///
     /// # Errors
     /// The denial, recorded. Cancel safe: a connection that was taken ends.
-    pub(super) async fn reuse(&self, target: &Authority, seen: Seen<'_>) -> Result<Option<Upstream>, Denial> {
+    pub(super) async fn reuse(
+        &self,
+        target: &Authority,
+        seen: Seen<'_>,
+    ) -> Result<Option<(Upstream, Option<Given>)>, Denial> {
         let pinned = self.pinned(target, seen);
         let target = pinned.as_ref().unwrap_or(target);
         let Some(upstream) = self.kept().take(target).await else {
             return Ok(None);
         };
-        let decider = self.judge(target, seen)?;
-        if self.vet(target, &[upstream.address.ip()]).is_err() {
+        let (mut decider, secret) = self.judge(target, seen)?;
+        let egress = self.door.egress();
+        // What rests goes there directly: where that is not the way any more, it is of no use.
+        let way = egress.way(target, self.who()).ok().filter(Way::is_direct);
+        let vetted = egress.vet(target, &[upstream.address.ip()], self.who()).await;
+        let (Some(way), Ok(_vetted)) = (way, vetted) else {
             return Ok(None);
-        }
+        };
+        decider.way = way;
         let outcome = Outcome::Allowed(upstream.address);
         self.record(&target.to_string(), seen, outcome, decider);
-        Ok(Some(upstream))
+        Ok(Some((upstream, secret)))
     }
 
     /// The one way out: decides, resolves, vets, dials.
@@ -184,25 +210,11 @@ impl Visit {
     pub async fn reach(&self, target: &Authority, seen: Seen<'_>) -> Result<Reached, Denial> {
         let pinned = self.pinned(target, seen);
         let target = pinned.as_ref().unwrap_or(target);
-        let decider = self.judge(target, seen)?;
-        let dialled = async {
-            let addresses = self.addresses(target).await?;
-            let vetted = self.vet(target, &addresses).map_err(|judged| {
-                tracing::debug!(address = %judged.address, range = judged.range, "an address was refused");
-                judged.refused.unwrap_or(DoorReason::SpecialAddress)
-            })?;
-            let begun = self.door.egress().decisions().clock().tick();
-            let dialled = dial::dial(&vetted).await;
-            let taken = self.door.egress().decisions().clock().tick().since(begun);
-            self.door
-                .egress()
-                .decisions()
-                .metrics()
-                .dialled(dialled.is_ok(), taken);
-            dialled
-        };
-        match dialled.await {
-            Ok((stream, address)) => {
+        let (mut decider, secret) = self.judge(target, seen)?;
+        match Box::pin(self.door.egress().go(target, self.who())).await {
+            Ok(Connected { stream, address, way }) => {
+                let is_direct = way.is_direct();
+                decider.way = way;
                 let text = target.to_string();
                 let decided = self.record(&text, seen, Outcome::Allowed(address), decider);
                 if !self.door.egress().audit().allows(decided.audit_seq) {
@@ -215,6 +227,8 @@ impl Visit {
                     stream,
                     address,
                     target: target.clone(),
+                    secret,
+                    is_direct,
                 })
             }
             Err(reason) => Err(self.denied(&target.to_string(), seen, reason, decider)),
@@ -251,9 +265,8 @@ impl Visit {
             return Err(self.refuse(DoorReason::HostNotAllowed, name));
         }
         let found = async {
-            let addresses = self.addresses(&target).await?;
-            self.vet(&target, &addresses)
-                .map_err(|judged| judged.refused.unwrap_or(DoorReason::SpecialAddress))?;
+            let addresses = self.door.egress().addresses(&target).await?;
+            self.door.egress().vet(&target, &addresses, self.who()).await?;
             Ok(addresses)
         };
         let addresses = found
@@ -265,31 +278,11 @@ impl Visit {
         Ok(addresses)
     }
 
-    async fn addresses(&self, target: &Authority) -> Result<Vec<IpAddr>, DoorReason> {
-        match target.host() {
-            Host::Address(address) => Ok(vec![*address]),
-            Host::Name(name) => {
-                let resolver = self.door.egress().0.resolver.load_full();
-                resolver.resolve(name).await
-            }
-        }
-    }
-
-    fn vet(&self, target: &Authority, addresses: &[IpAddr]) -> Result<Vec<Vetted>, Judged> {
-        let vetting = self.door.egress().0.vetting.load();
-        let who = Who {
+    fn who(&self) -> Who<'_> {
+        Who {
             pool: self.armed.pool.as_ref().map_or("", |pool| pool.as_str()),
             tenant: &self.armed.tenant,
-        };
-        let interfaces = self.door.egress().0.interfaces.now().map_err(|error| {
-            tracing::error!(%error, "the host's own addresses cannot be read: nothing is dialled");
-            Judged {
-                address: std::net::Ipv4Addr::UNSPECIFIED.into(),
-                refused: Some(DoorReason::OwnAddress),
-                range: None,
-            }
-        })?;
-        vetting.vet(&interfaces, addresses, target.port(), who)
+        }
     }
 
     /// Refuses what could not be read as a target, or came too late; recorded.
@@ -338,8 +331,8 @@ impl Visit {
             rule: decider.rule,
             message: decider.message,
             would_deny: decider.would_deny,
-            secret: None,
-            vetted: true,
+            secret: decider.secret,
+            way: decider.way,
         })
     }
 }

@@ -13,7 +13,13 @@ use crate::telemetry::GuestText;
     reason = "the program answers and ends; no machine is started"
 )]
 pub fn version_of(program: &Path) -> Result<String, String> {
-    let asked = Command::new(program).arg("--version").output();
+    // Nothing of the daemon's environment, which may hold secrets, but where programs are.
+    let mut command = Command::new(program);
+    command
+        .arg("--version")
+        .env_clear()
+        .env("PATH", super::spawn::PATH);
+    let asked = command.output();
     let output = asked.map_err(|error| format!("{}: {error}", program.display()))?;
     if !output.status.success() {
         return Err(format!(

@@ -36,6 +36,9 @@ const DEATH: Duration = Duration::from_secs(10);
 /// Bytes of a console or error file that are looked at.
 const TAIL: u64 = 1024;
 
+/// Where programs are, for what is started from here.
+pub(super) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
 /// Which account a process gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Account {
@@ -121,10 +124,8 @@ fn start_blocking(dir: Arc<SlotDir>, spec: Spec, cgroups: Option<&Cgroups>) -> R
     let stderr = dir.append(STDERR).map_err(host("make the error file"))?;
     let mut command = Command::new(&spec.program);
     command.args(&spec.args);
-    command.env_clear().env(
-        "PATH",
-        "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-    );
+    // Nothing of the daemon's environment, which may hold secrets, but where programs are.
+    command.env_clear().env("PATH", PATH);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
     if let Some(account) = spec.account {
         command.uid(account.uid).gid(account.gid);

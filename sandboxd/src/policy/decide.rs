@@ -36,6 +36,8 @@ pub enum Seen<'a> {
 /// Whose layer it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
+    /// The operator's own destinations.
+    Infra,
     /// The pool's.
     Pool,
     /// The tenant's.
@@ -49,6 +51,7 @@ impl Side {
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
+            Self::Infra => "infra",
             Self::Pool => "pool",
             Self::Tenant => "tenant",
             Self::Claim => "claim",
@@ -102,6 +105,8 @@ pub enum ClaimSide {
 /// All that is in force for one sandbox. Its default denies everything.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Sides {
+    /// The operator's own destinations, for tunnels of every claim, whatever its layers say.
+    pub infra: Option<Arc<Layer>>,
     /// The pool's.
     pub pool: PoolSide,
     /// The tenant's.
@@ -156,43 +161,52 @@ impl SideVerdict<'_> {
     }
 }
 
-/// What all sides say, in the order in which they are asked.
+/// What all sides say, in the order in which they are asked; and the rule by which it is a destination of the operator's
+/// own, in front of all of them. Such a tunnel is not looked into and given nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Decision<'a>(pub [SideVerdict<'a>; 3]);
+pub struct Decision<'a>(pub [SideVerdict<'a>; 3], pub Option<&'a Rule>);
 
 impl<'a> Decision<'a> {
     /// The first side whose denial holds; none: it is allowed.
     #[must_use]
     pub fn denial(&self) -> Option<&SideVerdict<'a>> {
-        self.0.iter().find(|verdict| verdict.denies())
+        let denies = || self.0.iter().find(|verdict| verdict.denies());
+        if self.1.is_some() { None } else { denies() }
     }
 
     /// The first side that denies in report mode.
     #[must_use]
     pub fn would_deny(&self) -> Option<&SideVerdict<'a>> {
-        self.0.iter().find(|verdict| verdict.would_deny())
+        let reports = || self.0.iter().find(|verdict| verdict.would_deny());
+        if self.1.is_some() { None } else { reports() }
     }
 
     /// Whether a tunnel has to be looked into: a side decides by a rule that asks for it.
     #[must_use]
     pub fn looks_inside(&self) -> bool {
-        self.0.iter().any(|verdict| verdict.looks_inside)
+        self.1.is_none() && self.0.iter().any(|verdict| verdict.looks_inside)
     }
 
     /// The secret that the request is given: of the pool's deciding rule, before the tenant's. What passes by report mode
     /// gets none.
     #[must_use]
     pub fn secret(&self) -> Option<&'a str> {
-        if self.denial().is_some() || self.would_deny().is_some() {
+        self.secret_rule()?.fields().secret.as_deref()
+    }
+
+    /// The rule that names that secret.
+    #[must_use]
+    pub fn secret_rule(&self) -> Option<&'a Rule> {
+        if self.1.is_some() || self.denial().is_some() || self.would_deny().is_some() {
             return None;
         }
         self.0.iter().find_map(|verdict| {
             let enforces = verdict.layer.is_some_and(|layer| layer.mode() == Mode::Enforce);
             match (verdict.side, verdict.ruling) {
                 (Side::Pool | Side::Tenant, Ruling::Allowed(Some(rule))) if enforces => {
-                    rule.fields().secret.as_deref()
+                    rule.fields().secret.is_some().then_some(rule)
                 }
-                (Side::Pool | Side::Tenant | Side::Claim, _) => None,
+                (Side::Infra | Side::Pool | Side::Tenant | Side::Claim, _) => None,
             }
         })
     }
@@ -200,10 +214,14 @@ impl<'a> Decision<'a> {
     /// The rule that allowed it, of the first side that has one.
     #[must_use]
     pub fn allowing(&self) -> Option<(Side, &'a Rule)> {
-        self.0.iter().find_map(|verdict| match verdict.ruling {
-            Ruling::Allowed(Some(rule)) => Some((verdict.side, rule)),
-            Ruling::Allowed(None) | Ruling::Denied { .. } => None,
-        })
+        let infra = self.1.map(|rule| (Side::Infra, rule));
+        let rules = || {
+            self.0.iter().find_map(|verdict| match verdict.ruling {
+                Ruling::Allowed(Some(rule)) => Some((verdict.side, rule)),
+                Ruling::Allowed(None) | Ruling::Denied { .. } => None,
+            })
+        };
+        infra.or_else(rules)
     }
 }
 
@@ -211,6 +229,7 @@ impl<'a> Decision<'a> {
 #[must_use]
 pub fn allowed_port(sides: &Sides, host: &Host) -> Option<u16> {
     let layers = [
+        sides.infra.as_deref(),
         match &sides.pool {
             PoolSide::Layer(named) => Some(&*named.layer),
             PoolSide::Missing => None,
@@ -290,7 +309,14 @@ pub fn decide<'a>(sides: &'a Sides, target: &Authority, seen: Seen<'_>) -> Decis
         ClaimSide::Open => bare(Side::Claim, Ruling::Allowed(None)),
         ClaimSide::Layer(layer) => judged(Side::Claim, None, layer),
     };
-    Decision([pool, tenant, claim])
+    let infra = match (&sides.infra, seen) {
+        (Some(layer), Seen::Tunnel) => match judge(layer, target, seen).0 {
+            Ruling::Allowed(rule) => rule,
+            Ruling::Denied { .. } => None,
+        },
+        (Some(_) | None, _) => None,
+    };
+    Decision([pool, tenant, claim], infra)
 }
 
 /// What one layer says: its first rule that matches, or why none does; and whether it wants to see inside the tunnel.

@@ -8,8 +8,10 @@
 mod authority;
 mod decide;
 mod layer;
+mod onwards;
 mod path;
 mod rule;
+mod secret;
 #[cfg(test)]
 mod tests;
 mod vet;
@@ -23,6 +25,8 @@ pub use self::{
         allowed_port, decide,
     },
     layer::{Layer, LayerFault, Mode},
+    onwards::{ProxyKind, Source, Sources, UpstreamTerms},
     rule::{Effect, HostPattern, Rule, RuleFault, RuleFields},
+    secret::{SecretSource, SecretTerms, may_be_secret},
     vet::{Internal, Judged, Opening, Vetted, Vetting, Who},
 };

@@ -96,7 +96,8 @@ pub enum HostPattern {
 
 impl HostPattern {
     /// Reads a pattern.
-    fn parse(text: &str) -> Option<Self> {
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
         if text == "*" {
             return Some(Self::AnyName);
         }
@@ -113,6 +114,24 @@ impl HostPattern {
             Host::Name(name) if is_suffix => Some(Self::Suffix(format!(".{name}"))),
             Host::Name(name) => Some(Self::Name(name)),
             Host::Address(address) => (!is_suffix).then_some(Self::Address(address)),
+        }
+    }
+
+    /// Whether all that another is about is among what it is about.
+    #[must_use]
+    pub fn covers(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::AnyName, Self::Name(_) | Self::Suffix(_) | Self::AnyName) => true,
+            (Self::Suffix(mine), Self::Suffix(theirs)) => theirs.ends_with(mine.as_str()),
+            (Self::Suffix(suffix), Self::Name(name)) => {
+                name.len() > suffix.len() && name.ends_with(suffix.as_str())
+            }
+            (Self::Name(mine), Self::Name(theirs)) => mine == theirs,
+            (Self::Address(mine), Self::Address(theirs)) => mine == theirs,
+            (Self::Name(_) | Self::Suffix(_) | Self::Address(_), Self::AnyName)
+            | (Self::Name(_), Self::Suffix(_))
+            | (Self::Address(_), Self::Name(_) | Self::Suffix(_))
+            | (Self::Name(_) | Self::Suffix(_) | Self::AnyName, Self::Address(_)) => false,
         }
     }
 
@@ -240,6 +259,12 @@ impl Rule {
     #[must_use]
     pub fn id(&self) -> &str {
         &self.fields.id
+    }
+
+    /// Hosts that it is about.
+    #[must_use]
+    pub fn hosts(&self) -> &[HostPattern] {
+        &self.hosts
     }
 
     /// What it tells those it denies.

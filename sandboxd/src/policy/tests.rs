@@ -35,6 +35,7 @@ fn named(layer: Arc<Layer>) -> Named {
 
 fn sides(pool: Arc<Layer>) -> Sides {
     Sides {
+        infra: None,
         pool: PoolSide::Layer(named(pool)),
         tenant: TenantSide::All,
         claim: ClaimSide::Open,
@@ -203,6 +204,7 @@ fn policy_first_match_matrix() {
 fn policy_missing_side_denies() {
     let all = || named(layer(vec![allow("any", &["*"])]));
     let whole = Sides {
+        infra: None,
         pool: PoolSide::Layer(all()),
         tenant: TenantSide::Layer(all()),
         claim: ClaimSide::Open,
@@ -390,6 +392,7 @@ fn a_secret_is_the_pools_before_the_tenants_and_report_mode_gives_none() {
     };
     let given = |pool, tenant, claim, seen| {
         let sides = Sides {
+            infra: None,
             pool: PoolSide::Layer(named(pool)),
             tenant: TenantSide::Layer(named(tenant)),
             claim: ClaimSide::Layer(claim),
@@ -598,6 +601,7 @@ proptest! {
     #[test]
     fn policy_claim_only_narrows(pool in some_layer(), tenant in some_layer(), claim in some_layer(), target in some_target(), seen in some_seen()) {
         let without = Sides {
+            infra: None,
             pool: PoolSide::Layer(named(pool.clone())),
             tenant: TenantSide::Layer(named(tenant.clone())),
             claim: ClaimSide::Open,

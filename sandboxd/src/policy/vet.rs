@@ -84,7 +84,9 @@ pub enum Opening {
 }
 
 impl Opening {
-    fn holds(&self, name: &str) -> bool {
+    /// Whether this one is meant.
+    #[must_use]
+    pub fn holds(&self, name: &str) -> bool {
         match self {
             Self::All => true,
             Self::Named(names) => names.iter().any(|known| known.as_str() == name),
@@ -165,7 +167,7 @@ impl Vetting {
     pub fn judge(&self, interfaces: &[IpAddr], address: IpAddr, port: u16, who: Who<'_>) -> Judged {
         let address = address.to_canonical();
         // What it leads to, where it is IPv4 in another dress.
-        let meant = self.unwrap(address);
+        let meant = self.meant(address);
         let judged = |refused, range| Judged {
             address,
             refused,
@@ -211,7 +213,9 @@ impl Vetting {
         is_ours.then(|| SocketAddr::new(address, port).to_string())
     }
 
-    fn unwrap(&self, address: IpAddr) -> IpAddr {
+    /// The address that it leads to, where it is IPv4 in another dress.
+    #[must_use]
+    pub fn meant(&self, address: IpAddr) -> IpAddr {
         match address {
             IpAddr::V4(_) => address,
             IpAddr::V6(v6) => {

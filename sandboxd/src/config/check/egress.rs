@@ -11,14 +11,14 @@ use ipnet::{IpNet, Ipv6Net};
 use sandbox_protocol::limits;
 use toml::de::DeValue;
 
-use super::{LIST, exists, or, table_name};
+use super::{LIST, exists, onwards, or, table_name};
 use crate::{
     config::{
         types::{Audit, Egress},
         values,
         walk::{Found, Section, Walk, Wrong},
     },
-    policy::{Effect, Internal, Layer, LayerFault, Mode, Opening, RuleFields, Vetting},
+    policy::{Effect, Internal, Layer, LayerFault, Mode, Opening, RuleFields, SecretTerms, Vetting},
     words::Name,
 };
 
@@ -30,7 +30,12 @@ const EFFECTS: &[(&str, Effect)] = &[("allow", Effect::Allow), ("deny", Effect::
 
 pub(super) fn egress(walk: &mut Walk, root: &mut Section<'_>) -> Egress {
     let mut table = walk.section(root, "egress");
-    let policies = policies(walk, &mut table);
+    let secrets = onwards::secrets(walk, &mut table);
+    let policies = policies(walk, &mut table, &secrets);
+    let upstreams = onwards::upstreams(walk, &mut table, &secrets);
+    let default_upstream = onwards::named_upstream(walk, &mut table, "default_upstream", &upstreams);
+    let infra = onwards::infra(walk, &mut table);
+    let sources = onwards::sources(walk, &mut table);
     let mut resolver = walk.section(&mut table, "resolver");
     let servers = plain(walk.list(&mut resolver, "servers", LIST, server));
     walk.done(resolver);
@@ -51,6 +56,11 @@ pub(super) fn egress(walk: &mut Walk, root: &mut Section<'_>) -> Egress {
         servers,
         vetting,
         audit,
+        secrets,
+        upstreams,
+        default_upstream,
+        infra,
+        sources,
     }
 }
 
@@ -74,7 +84,7 @@ pub(super) fn named(
     Some(name.value)
 }
 
-fn plain<T>(found: Option<Vec<Found<T>>>) -> Vec<T> {
+pub(super) fn plain<T>(found: Option<Vec<Found<T>>>) -> Vec<T> {
     found
         .unwrap_or_default()
         .into_iter()
@@ -82,58 +92,112 @@ fn plain<T>(found: Option<Vec<Found<T>>>) -> Vec<T> {
         .collect()
 }
 
-fn policies(walk: &mut Walk, table: &mut Section<'_>) -> BTreeMap<Name, Arc<Layer>> {
+fn policies(
+    walk: &mut Walk,
+    table: &mut Section<'_>,
+    secrets: &BTreeMap<Name, SecretTerms>,
+) -> BTreeMap<Name, Arc<Layer>> {
     let mut policies = BTreeMap::new();
     for (name, mut policy) in walk.named(table, "policy") {
         let mode = or(walk.get(&mut policy, "mode", values::word(MODES)), Mode::Enforce);
-        let mut rules = Vec::new();
-        let mut places = Vec::new();
-        for mut entry in walk.sections(&mut policy, "rules", limits::POLICY_RULES) {
-            let (fields, spans) = rule(walk, &mut entry);
-            rules.push(fields);
-            places.push((entry.key(""), spans));
-            walk.done(entry);
-        }
-        match (
-            Layer::new(mode, rules, limits::POLICY_RULES),
-            table_name(walk, &name, &policy),
-        ) {
-            (Ok(layer), Some(name)) => drop(policies.insert(name, Arc::new(layer))),
-            (Ok(_), None) => {}
-            (Err(faults), _) => {
-                for fault in faults {
-                    tell(walk, &fault, &places, name.span.clone());
-                }
+        let rules = read_rules(walk, &mut policy, rule);
+        for (at, (fields, _, _)) in rules.iter().enumerate() {
+            for fault in onwards::rule_faults(fields, secrets) {
+                tell(walk, &LayerFault { at, fault }, &rules, name.span.clone());
             }
+        }
+        let layer = checked(walk, mode, &rules, name.span.clone());
+        if let (Some(layer), Some(name)) = (layer, table_name(walk, &name, &policy)) {
+            policies.insert(name, Arc::new(layer));
         }
         walk.done(policy);
     }
     policies
 }
 
+/// A rule as it was written, the path of its table, and where its fields stand.
+pub(super) type Written = (RuleFields, String, Spans);
+
+fn read_rules(
+    walk: &mut Walk,
+    table: &mut Section<'_>,
+    read: impl Fn(&mut Walk, &mut Section<'_>) -> (RuleFields, Spans),
+) -> Vec<Written> {
+    let mut rules = Vec::new();
+    for mut entry in walk.sections(table, "rules", limits::POLICY_RULES) {
+        let (fields, spans) = read(walk, &mut entry);
+        rules.push((fields, entry.key(""), spans));
+        walk.done(entry);
+    }
+    rules
+}
+
+/// Rules that have nothing but an id, hosts and ports.
+pub(super) fn bare_rules(walk: &mut Walk, table: &mut Section<'_>) -> Vec<Written> {
+    read_rules(walk, table, |walk, entry| {
+        let mut spans = Spans::of(entry);
+        let text = |value: &DeValue<'_>| values::text(value).map(str::to_owned);
+        let id = walk.get(entry, "id", text);
+        let host = walk.list(entry, "host", limits::POLICY_HOSTS, text);
+        let ports = walk.list(entry, "ports", LIST, values::count(1..=65_535));
+        let fields = RuleFields {
+            id: or(id, String::new()),
+            host: noted(&mut spans, "host", host),
+            ports: noted(&mut spans, "ports", ports),
+            ..RuleFields::default()
+        };
+        (fields, spans)
+    })
+}
+
+/// The layer that these rules make; their faults are told.
+pub(super) fn checked(
+    walk: &mut Walk,
+    mode: Mode,
+    rules: &[Written],
+    otherwise: Range<usize>,
+) -> Option<Layer> {
+    let fields = rules.iter().map(|(fields, _, _)| fields.clone()).collect();
+    match Layer::new(mode, fields, limits::POLICY_RULES) {
+        Ok(layer) => Some(layer),
+        Err(faults) => {
+            for fault in faults {
+                tell(walk, &fault, rules, otherwise.clone());
+            }
+            None
+        }
+    }
+}
+
 /// Where the fields of a rule stand, and the rule itself.
-struct Spans {
+pub(super) struct Spans {
     whole: Range<usize>,
     fields: Vec<(&'static str, Range<usize>)>,
 }
 
-fn tell(walk: &mut Walk, fault: &LayerFault, places: &[(String, Spans)], otherwise: Range<usize>) {
+impl Spans {
+    fn of(table: &Section<'_>) -> Self {
+        Self {
+            whole: table.span(),
+            fields: Vec::new(),
+        }
+    }
+}
+
+fn tell(walk: &mut Walk, fault: &LayerFault, places: &[Written], otherwise: Range<usize>) {
     let LayerFault { at, fault } = fault;
     let place = places.get(*at);
-    let span = place.map_or(otherwise, |(_, spans)| {
+    let span = place.map_or(otherwise, |(_, _, spans)| {
         let field = spans.fields.iter().find(|(name, _)| *name == fault.field);
         field.map_or(&spans.whole, |(_, span)| span).clone()
     });
-    let key = place.map_or_else(String::new, |(path, _)| format!("{path}{}", fault.field));
+    let key = place.map_or_else(String::new, |(_, path, _)| format!("{path}{}", fault.field));
     let wrong = Wrong::new(format!("`{key}`: {}", fault.what), fault.allowed);
     walk.mistake(span, key, wrong);
 }
 
 fn rule(walk: &mut Walk, table: &mut Section<'_>) -> (RuleFields, Spans) {
-    let mut spans = Spans {
-        whole: table.span(),
-        fields: Vec::new(),
-    };
+    let mut spans = Spans::of(table);
     let mut text = |walk: &mut Walk, table: &mut Section<'_>, key| {
         let found = walk.get(table, key, |value| values::text(value).map(str::to_owned));
         found.map_or_else(String::new, |found| {
@@ -143,6 +207,8 @@ fn rule(walk: &mut Walk, table: &mut Section<'_>) -> (RuleFields, Spans) {
     };
     let id = text(walk, table, "id");
     let message = text(walk, table, "message");
+    let secret = Some(text(walk, table, "secret")).filter(|name| !name.is_empty());
+    let cleartext_secret = or(walk.get(table, "cleartext_secret", values::flag), false);
     let effect = or(walk.get(table, "effect", values::word(EFFECTS)), Effect::Allow);
     let mut texts = |walk: &mut Walk, table: &mut Section<'_>, key| {
         let found = walk.list(table, key, LIST.max(limits::POLICY_HOSTS), |value| {
@@ -172,6 +238,8 @@ fn rule(walk: &mut Walk, table: &mut Section<'_>) -> (RuleFields, Spans) {
         ports,
         methods,
         paths,
+        secret,
+        cleartext_secret,
         message,
         ..RuleFields::default()
     };
@@ -214,7 +282,7 @@ fn internal(walk: &mut Walk, table: &mut Section<'_>) -> Vec<Internal> {
 }
 
 /// Names, or all where nothing or `*` is said.
-fn opening(walk: &mut Walk, table: &mut Section<'_>, key: &'static str) -> Opening {
+pub(super) fn opening(walk: &mut Walk, table: &mut Section<'_>, key: &'static str) -> Opening {
     let name = |value: &DeValue<'_>| match values::text(value)? {
         "*" => Ok(None),
         said => values::parse_name(said).map(Some),

@@ -4,6 +4,7 @@
 mod access;
 mod egress;
 mod node;
+mod onwards;
 mod stock;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -80,7 +81,7 @@ fn read(walk: &mut Walk, table: &DeTable<'_>, host: &Host) -> Config {
     let access = access::access(walk, &mut root, &tenants);
     let templates = stock::templates(walk, &mut root);
     let sizes = stock::sizes(walk, &mut root);
-    let pools = stock::pools(walk, &mut root, &templates, &sizes, &doors.policies, &net);
+    let pools = stock::pools(walk, &mut root, &templates, &sizes, &doors, &net);
     let config = Config {
         node,
         listen,

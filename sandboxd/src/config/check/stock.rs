@@ -1,18 +1,17 @@
 //! `[template.NAME]`, `[size.NAME]`, `[pool.NAME]`.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use sandbox_protocol::{limits, reason::Reason};
 
-use super::{LIST, egress, exists, or, table_name};
+use super::{LIST, egress, exists, onwards, or, table_name};
 use crate::{
     config::{
         pool::{PoolFault, PoolFields, WARM_LIMIT, WARM_MAX_LIMIT},
-        types::{Config, ImageName, Net, PoolConfig, Template},
+        types::{Config, Egress, ImageName, Net, PoolConfig, Template},
         values,
         walk::{Found, Section, Walk, Wrong},
     },
-    policy::Layer,
     words::{EngineKind, Lane, MemBytes, Name, PoolKey, Size, Vcpus},
 };
 
@@ -107,7 +106,7 @@ pub(super) fn pools(
     root: &mut Section<'_>,
     templates: &BTreeMap<Name, Template>,
     sizes: &BTreeMap<Name, Size>,
-    policies: &BTreeMap<Name, Arc<Layer>>,
+    doors: &Egress,
     net: &Net,
 ) -> Pools {
     let mut pools = Pools::new();
@@ -125,8 +124,9 @@ pub(super) fn pools(
             lane: lane(walk, &mut table, net),
             size: or(size, "small".parse().expect("it is a name")),
         };
-        let policy = egress::named(walk, &mut table, policies);
-        let (pool, span) = numbers(walk, &mut table, key, policy);
+        let policy = egress::named(walk, &mut table, &doors.policies);
+        let upstream = onwards::named_upstream(walk, &mut table, "upstream", &doors.upstreams);
+        let (pool, span) = numbers(walk, &mut table, key, (policy, upstream));
         if let Some(name) = table_name(walk, &name, &table)
             && let Some(value) = pool
         {
@@ -164,7 +164,7 @@ fn numbers(
     walk: &mut Walk,
     table: &mut Section<'_>,
     key: PoolKey,
-    egress: Option<Name>,
+    (egress, upstream): (Option<Name>, Option<Name>),
 ) -> (Option<PoolConfig>, std::ops::Range<usize>) {
     let warm = walk.get(table, "warm", values::count(0..=WARM_LIMIT));
     let warm_max = walk.get(table, "warm_max", values::count(0..=WARM_MAX_LIMIT));
@@ -184,6 +184,7 @@ fn numbers(
         lease_secs: lease.map(|found| found.value),
         lease_max_secs: lease_max.map(|found| found.value),
         egress,
+        upstream,
         require_claim_policy: or(walk.get(table, "require_claim_policy", values::flag), false),
     };
     match PoolConfig::new(fields) {

@@ -300,7 +300,7 @@ fn decision<'a>(decided: &'a Decided, line: Line<'a>) -> Line<'a> {
         layer: decided.side.map(Side::as_str),
         rule: decided.rule.as_deref(),
         secret: decided.secret.as_deref(),
-        vetted: address.map(|_| decided.vetted),
+        vetted: address.map(|_| decided.way.vetted),
         address,
         ..line
     }

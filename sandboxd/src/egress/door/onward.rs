@@ -26,7 +26,7 @@ use super::{
     upstream::{Kept, Listening, Upstream},
 };
 use crate::{
-    egress::{Denial, Reached},
+    egress::{Denial, Given, Reached},
     policy::{Authority, Seen},
 };
 
@@ -80,8 +80,8 @@ pub(super) async fn pass(
     body: Incoming,
 ) -> Result<Response<Body>, Denial> {
     let can_repeat = body.is_end_stream() && parts.method.is_idempotent();
-    if can_repeat && let Some(upstream) = Box::pin(visit.reuse(asked.target, asked.seen)).await? {
-        let again = written(parts.clone(), Upload::none(), asked.target);
+    if can_repeat && let Some((upstream, secret)) = Box::pin(visit.reuse(asked.target, asked.seen)).await? {
+        let again = written(parts.clone(), Upload::none(), asked.target, secret);
         match exchange(upstream, again, asked.keeps).await {
             Ok(response) => return Ok(response),
             Err(Lost::Unanswered) => {}
@@ -107,10 +107,11 @@ where
     T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     let upload = Upload::new(body, expects(&parts.headers, parts.version));
-    let request = written(parts, upload, asked.target);
+    let (secret, is_direct) = (reached.secret.clone(), reached.is_direct);
+    let request = written(parts, upload, asked.target, secret);
     let sent = async {
         let upstream = open(reached).await?;
-        exchange(upstream, request, asked.keeps).await
+        exchange(upstream, request, asked.keeps.filter(|_| is_direct)).await
     };
     sent.await.map_err(|lost| asked.refuse(visit, &lost))
 }
@@ -129,9 +130,14 @@ pub(super) async fn upgrade<T>(
 where
     T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let (address, target) = (reached.address, reached.target.clone());
+    let (address, target, is_direct) = (reached.address, reached.target.clone(), reached.is_direct);
     let refuse = |lost: Lost| asked.refuse(visit, &lost);
-    let mut request = written(parts, Upload::new(body, false), asked.target);
+    let mut request = written(
+        parts,
+        Upload::new(body, false),
+        asked.target,
+        reached.secret.clone(),
+    );
     switches(request.headers_mut());
     let mut upstream = open(reached).await.map_err(refuse)?;
     let mut response = first_word(&mut upstream, request).await.map_err(refuse)?;
@@ -153,6 +159,8 @@ where
             stream: raw.io.into_inner().into_inner(),
             address,
             target,
+            secret: None,
+            is_direct,
         },
         early: raw.read_buf,
     };
@@ -174,7 +182,12 @@ pub(super) struct Switched<T> {
 }
 
 /// A request as it goes on, written anew.
-fn written(parts: request::Parts, upload: Upload, target: &Authority) -> Request<Upload> {
+fn written(
+    parts: request::Parts,
+    upload: Upload,
+    target: &Authority,
+    secret: Option<Given>,
+) -> Request<Upload> {
     let path = parts.uri.path_and_query().cloned();
     let mut onwards = Request::new(upload);
     *onwards.method_mut() = parts.method;
@@ -186,6 +199,10 @@ fn written(parts: request::Parts, upload: Upload, target: &Authority) -> Request
     write_anew(headers, target);
     if waits {
         headers.insert(header::EXPECT, HeaderValue::from_static("100-continue"));
+    }
+    // Behind all that a guest could name away, and in place of its own.
+    if let Some(secret) = secret {
+        secret.write(headers);
     }
     onwards
 }

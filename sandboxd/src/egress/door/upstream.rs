@@ -64,6 +64,8 @@ impl Upstream {
             stream,
             address,
             target,
+            secret: _,
+            is_direct: _,
         } = reached;
         let (sender, connection) = Builder::new()
             .max_headers(FIELDS)

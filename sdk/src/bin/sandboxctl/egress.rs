@@ -308,6 +308,9 @@ fn explained(found: &EgressExplainReply) -> Value {
             "range": address.range,
         })).collect::<Vec<_>>(),
         "answer": found.answer,
+        "secret": found.secret,
+        "upstream": found.upstream,
+        "vetted": found.vetted,
     })
 }
 
@@ -321,6 +324,15 @@ fn explained_text(found: &EgressExplainReply) -> String {
         ("reason", found.reason.clone()),
         ("remedy", found.remedy.clone()),
         ("answer", found.answer.clone()),
+        ("secret", found.secret.clone()),
+        (
+            "upstream",
+            if found.upstream.is_empty() || found.vetted {
+                found.upstream.clone()
+            } else {
+                format!("{}, which resolves the name", found.upstream)
+            },
+        ),
     ];
     let said: Vec<(String, String)> = found
         .verdicts
@@ -403,6 +415,9 @@ fn decided(decision: &EgressDecision) -> Value {
         "rule": decision.rule,
         "would_deny": decision.would_deny,
         "address": decision.address,
+        "secret": decision.secret,
+        "upstream": decision.upstream,
+        "vetted": decision.vetted,
     })
 }
 

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     clock::WallTime,
-    egress::DoorKind,
+    egress::{DoorKind, Way},
     journal::{HeadRow, Heads},
 };
 
@@ -340,7 +340,7 @@ fn the_longest_fields_fit() {
         message: None,
         would_deny: false,
         secret: Some("s".repeat(63)),
-        vetted: false,
+        way: Way::default(),
     };
     let (mut text, mut out) = (Vec::new(), Vec::new());
     body(

@@ -10,7 +10,7 @@ use crate::{
             guard::{Guard, Next},
             socks5::{Wish, greeting, request},
         },
-        tests::Bench,
+        tests::{Bench, rule, secret_terms, secrets},
     },
     policy::Authority,
 };
@@ -169,6 +169,21 @@ async fn http_connection_cannot_nominate() {
         assert!(!seen.contains(gone), "{gone}: {seen}");
     }
     assert!(seen.contains("via: 1.1 sandboxd\r\n"), "{seen}");
+    // Nor what the host adds.
+    let terms = secret_terms(Some("x-gone"));
+    bench.set(|settings| settings.secrets = secrets(&[("s", terms)], "hush"));
+    let mut given = rule("s", "allowed.test", &[port]);
+    (given.secret, given.cleartext_secret) = (Some("s".into()), true);
+    bench.policy(vec![given]);
+    bench.arm();
+    bench.origin.seen.lock().unwrap().clear();
+    let answer = bench.ask(text.as_bytes()).await;
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+    let seen = bench.origin.text();
+    assert!(
+        seen.contains("x-gone: Bearer hush\r\n") && !seen.contains("x-gone: 1"),
+        "{seen}"
+    );
     let traced = bench.ask(text.replace("POST", "TRACE").as_bytes()).await;
     assert!(traced.starts_with("HTTP/1.1 403 method_not_allowed"), "{traced}");
 }

@@ -5,4 +5,6 @@ mod connections;
 mod framing;
 mod messages;
 mod policy;
+mod secrets;
 mod sockets;
+mod ways;

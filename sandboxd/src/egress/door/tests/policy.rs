@@ -236,7 +236,7 @@ async fn policy_explain_equals_door() {
                 let target = Authority::parse(&format!("{host}:{at}"), None).unwrap();
                 let asked = Seen::Request { method, path: "/" };
                 let explained =
-                    Box::pin(explain(&bench.egress, &sides.sides, &target, asked, Some(who))).await;
+                    Box::pin(explain(&bench.egress, &sides.sides, &target, asked, who, true)).await;
                 let text =
                     format!("{method} http://{host}:{at}/ HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n");
                 let mut io = bench.connect(DoorKind::Http);
