@@ -106,7 +106,7 @@ async fn own_are_refused() {
         let said = reason(at, address).await;
         assert_eq!(said, "HTTP/1.1 403 own_address", "{address}");
     }
-    for round in 0..20 {
+    for round in 0..4 {
         for address in LATER {
             let bits = if address.contains(':') { "128 nodad" } else { "32" };
             let said = reason(at, address).await;
@@ -114,9 +114,18 @@ async fn own_are_refused() {
                 said, "HTTP/1.1 502 dial_unreachable",
                 "{address} in round {round}"
             );
-            // One that is added a moment before.
+            // One that is added a moment before. IPv6 is not there at once: the kernel makes it known, and then the
+            // way to it. Until then nobody can be reached by it, and from then on nobody is.
             ip(&format!("addr add {address}/{bits} dev d0"));
-            let said = reason(at, address).await;
+            let told = async {
+                loop {
+                    let said = reason(at, address).await;
+                    if !address.contains(':') || said != "HTTP/1.1 502 dial_unreachable" {
+                        return said;
+                    }
+                }
+            };
+            let said = within(HANG, told).await;
             assert_eq!(said, "HTTP/1.1 403 own_address", "{address} in round {round}");
             ip(&format!(
                 "addr del {address}/{} dev d0",

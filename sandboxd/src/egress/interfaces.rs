@@ -1,7 +1,8 @@
 //! The host's own addresses, held as they were read and read anew whenever the kernel has news of them.
 //!
-//! The kernel queues its news with the change itself, so whoever looks for news before a dial sees an address that was
-//! added a moment ago. Nothing runs in between, and what fails leaves nothing held.
+//! The kernel queues its news before an address can be reached, so whoever looks for news before a dial sees one that was
+//! added a moment ago. (IPv4 with the change itself; IPv6 behind it, and ahead of the route to it.) Nothing runs in
+//! between, and what fails leaves nothing held.
 
 use std::{
     io,
