@@ -172,7 +172,7 @@ impl Output {
     fn new(file: LedgerFile, ledger: Ledger) -> Self {
         Self {
             file,
-            journaled: ledger.head(),
+            journaled: ledger.synced(),
             ledger,
             waiting: VecDeque::new(),
             is_failing: false,
