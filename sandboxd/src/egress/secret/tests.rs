@@ -153,6 +153,10 @@ fn places_are_strict() {
 
 #[test]
 fn inv_13_a_value_has_one_place_in_memory() {
+    let storage = source::read(&terms(SecretSource::Env("S".into())), |_| Some("hush".into())).unwrap();
+    let place = storage.as_ptr();
+    let value = header_value(Bytes::from_owner(storage)).unwrap();
+    assert_eq!(value.as_bytes().as_ptr(), place, "what is wiped is what is sent");
     let (secrets, _) = Secrets::read(
         &BTreeMap::from([("s".parse().unwrap(), terms(SecretSource::Env("S".into())))]),
         |_| Some("hush".into()),
