@@ -22,6 +22,7 @@ mod ending;
 mod examples;
 mod failing;
 mod files;
+mod intercept;
 mod node;
 mod ports;
 mod processes;

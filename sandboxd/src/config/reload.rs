@@ -98,6 +98,7 @@ pub fn diff(old: &Config, new: &Config) -> Diff {
         egress.default_upstream,
         egress.infra,
         egress.sources,
+        egress.tls,
     );
     diff
 }

@@ -272,6 +272,8 @@ pub struct Egress {
     pub infra: Option<Arc<Layer>>,
     /// Where dials leave from.
     pub sources: Sources,
+    /// Looking into TLS.
+    pub tls: EgressTls,
 }
 
 /// `[egress.audit]`.
@@ -279,6 +281,24 @@ pub struct Egress {
 pub struct Audit {
     /// What cannot be recorded is denied.
     pub required: bool,
+}
+
+/// `[egress.tls]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EgressTls {
+    /// PEM files of roots that origins are verified by, beside the host's own.
+    pub extra_roots: Vec<PathBuf>,
+    /// The folder of bundle.pem and node.pem.
+    pub ca_dir: PathBuf,
+}
+
+impl Default for EgressTls {
+    fn default() -> Self {
+        Self {
+            extra_roots: Vec::new(),
+            ca_dir: PathBuf::from("/etc/sandboxd/ca"),
+        }
+    }
 }
 
 /// Pools of a tenant.

@@ -7,6 +7,7 @@
 pub mod args;
 mod audit;
 mod behind;
+mod ca;
 mod commands;
 mod cores;
 mod engines;
@@ -58,6 +59,7 @@ pub fn main() -> ExitCode {
         Command::Journal(journal) => commands::journal(journal, printer),
         Command::Audit(command) => audit::run(&command, printer),
         Command::Net(net) => commands::net(&net, printer),
+        Command::Ca(command) => ca::ca(command, printer),
         Command::Token(token) => commands::token(token, printer),
     }
 }

@@ -5,7 +5,7 @@
 //! has passed target, decision, resolver, vetting and dial, in this order, in one place ([`Visit::reach`]), whatever the
 //! kind of request; explain asks the same functions.
 //!
-//! May call: link, policy, journal (heads of the audit's files).
+//! May call: ca, link, policy, journal (heads of the audit's files).
 //! Never inside: an answer that is not a denial where something is missing or fails; a way to dial what was not vetted,
 //! but for an upstream proxy that the operator named; the value of a secret in anything that is told.
 //! Invariant 12: a door denies until armed and by default, disarms first, and dials what it judged.
@@ -39,7 +39,7 @@ use std::{
     },
 };
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use sandbox_protocol::{id::SandboxId, limits};
 
 use self::interfaces::Interfaces;
@@ -49,6 +49,7 @@ pub use self::{
     audit::Audit,
     book::{Book, PoolTerms},
     decisions::{Decided, Decisions, Outcome},
+    door::intercept::{Interception, InterceptionError},
     explain::{Explained, explain},
     resolve::Resolver,
     secret::{Given, SecretError, Secrets, Unreadable},
@@ -89,6 +90,7 @@ struct Inner {
     secrets: ArcSwap<Secrets>,
     routes: ArcSwap<Routes>,
     decisions: Decisions,
+    interception: ArcSwapOption<Interception>,
     open: AtomicUsize,
 }
 
@@ -110,6 +112,7 @@ impl Egress {
             secrets: ArcSwap::from_pointee(settings.secrets),
             routes: ArcSwap::from_pointee(settings.routes),
             decisions: Decisions::new(metrics, clock, audit),
+            interception: ArcSwapOption::const_empty(),
             open: AtomicUsize::new(0),
         }))
     }
@@ -120,6 +123,17 @@ impl Egress {
         self.0.resolver.store(Arc::new(Resolver::new(settings.servers)));
         self.0.secrets.store(Arc::new(settings.secrets));
         self.0.routes.store(Arc::new(settings.routes));
+    }
+
+    /// Sets what tunnels that begin from now on are looked into with; none: those that have to be are refused.
+    pub fn set_interception(&self, interception: Option<Interception>) {
+        self.0.interception.store(interception.map(Arc::new));
+    }
+
+    /// What tunnels are looked into with.
+    #[must_use]
+    pub fn interception(&self) -> Option<Arc<Interception>> {
+        self.0.interception.load_full()
     }
 
     /// Named policies, and who has which.

@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 use super::{
     Armed, Decided, Denial, Door, DoorKind, Given, Outcome, Seat, Way,
     audit::{Ended, Entry},
-    door::{Kept, Traffic, Upstream},
+    door::{Kept, Traffic, Upstream, intercept::Interception},
     way::Connected,
 };
 use crate::{
@@ -155,18 +155,66 @@ impl Visit {
         }
     }
 
-    /// Whether the policy in force still allows what was asked for; records that it is cut where not.
+    /// The target of a tunnel that is allowed and has to be looked into, as it is judged: by a name, where the guest dials
+    /// an address that it was told for that name.
+    #[must_use]
+    pub fn looks_inside(&self, target: &Authority) -> Option<Authority> {
+        let pinned = self.pinned(target, Seen::Tunnel);
+        let target = pinned.as_ref().unwrap_or(target);
+        let now = self.now()?;
+        let decision = decide(&now.sides, target, Seen::Tunnel);
+        (decision.denial().is_none() && decision.looks_inside()).then(|| target.clone())
+    }
+
+    /// What this node looks into TLS with; none: it cannot.
+    #[must_use]
+    pub fn interception(&self) -> Option<Arc<Interception>> {
+        self.door.egress().interception()
+    }
+
+    /// Judges a request inside a tunnel that is looked into, on its way to this address; recorded. Gives what it is given.
+    ///
+    /// # Errors
+    /// The denial, recorded.
+    pub fn admit(
+        &self,
+        target: &Authority,
+        seen: Seen<'_>,
+        address: SocketAddr,
+    ) -> Result<Option<Given>, Denial> {
+        let (decider, secret) = self.judge(target, seen)?;
+        self.record(&target.to_string(), seen, Outcome::Allowed(address), decider);
+        Ok(secret)
+    }
+
+    /// Whether the policy in force still allows what was asked for; records that it is cut where not. What has to be looked
+    /// into passes nobody unseen, whatever it was when it began.
     ///
     /// # Errors
     /// The denial.
     pub fn still(&self, target: &Authority, seen: Seen<'_>) -> Result<(), Denial> {
-        let allowed = self
-            .now()
-            .is_some_and(|now| decide(&now.sides, target, seen).denial().is_none());
+        let allowed = self.now().is_some_and(|now| {
+            let decision = decide(&now.sides, target, seen);
+            decision.denial().is_none() && !(seen == Seen::Tunnel && decision.looks_inside())
+        });
         if allowed {
             return Ok(());
         }
         Err(self.refuse_request(DoorReason::PolicyChanged, &target.to_string(), seen))
+    }
+
+    /// Whether the policy in force still allows a tunnel that is looked into; records that it is cut where not.
+    ///
+    /// # Errors
+    /// The denial.
+    pub fn still_inside(&self, target: &Authority) -> Result<(), Denial> {
+        let allowed = self
+            .now()
+            .is_some_and(|now| decide(&now.sides, target, Seen::Tunnel).denial().is_none());
+        if allowed {
+            return Ok(());
+        }
+        Err(self.refuse_request(DoorReason::PolicyChanged, &target.to_string(), Seen::Tunnel))
     }
 
     /// Where connections of this claim rest.

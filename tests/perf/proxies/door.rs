@@ -64,8 +64,8 @@ pub(crate) async fn serve() -> Result<()> {
         ..Vetting::default()
     };
     let settings = Settings {
-        servers: vec![],
         vetting,
+        ..Settings::default()
     };
     let egress = Egress::new(settings, Metrics::new().door.clone(), Clock::host());
     let name: Name = "bench".parse()?;

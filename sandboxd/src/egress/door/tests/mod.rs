@@ -3,7 +3,9 @@
 mod arming;
 mod connections;
 mod framing;
+mod intercept;
 mod messages;
+mod origin;
 mod policy;
 mod secrets;
 mod sockets;
