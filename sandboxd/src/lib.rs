@@ -7,6 +7,7 @@ pub mod access;
 pub mod admission;
 pub mod agent;
 pub mod api;
+pub mod ca;
 pub mod claim;
 pub mod clock;
 pub mod config;

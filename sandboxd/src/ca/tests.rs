@@ -1,0 +1,183 @@
+//! Tests of the whole room.
+
+use std::{fs, os::unix::fs::PermissionsExt as _, time::Duration};
+
+use super::*;
+use crate::{disk, policy::Host};
+
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+/// 2026-01-01.
+const NOW: WallTime = WallTime::from_micros(1_767_225_600_000_000);
+
+/// A folder with a root and an intermediate.
+fn made() -> (tempfile::TempDir, Dir) {
+    let temp = tempfile::tempdir().unwrap();
+    let dir = Dir::new(temp.path().join("ca"));
+    dir.init(None, [1; 16], NOW).unwrap();
+    dir.issue_node(None, "n", false, [2; 16], NOW).unwrap();
+    (temp, dir)
+}
+
+fn grades(findings: &[Finding]) -> Vec<(&str, Grade)> {
+    findings
+        .iter()
+        .map(|found| (found.what.split(' ').next().unwrap(), found.grade))
+        .collect()
+}
+
+#[test]
+fn commands_repeat_safely_and_overwrite_nothing() {
+    let temp = tempfile::tempdir().unwrap();
+    let dir = Dir::new(temp.path().join("ca"));
+    assert!(matches!(
+        dir.issue_node(None, "n", false, [2; 16], NOW),
+        Err(CaError::NoBundle { .. })
+    ));
+    let first = dir.init(None, [1; 16], NOW).unwrap();
+    let key = first.key.clone().unwrap();
+    assert!(first.changed && key.exists());
+    assert_eq!(fs::metadata(&key).unwrap().permissions().mode() & 0o7777, 0o600);
+    let again = dir.init(None, [3; 16], NOW).unwrap();
+    assert_eq!((again.changed, again.root), (false, first.root));
+
+    let issued = dir.issue_node(None, "n", false, [2; 16], NOW).unwrap();
+    let mode = fs::metadata(dir.node_file()).unwrap().permissions().mode();
+    assert!(issued.changed && mode & 0o7777 == 0o600);
+    let again = dir.issue_node(None, "n", false, [4; 16], NOW).unwrap();
+    assert_eq!((again.changed, again.cert), (false, issued.cert.clone()));
+    // Renewed where it is asked for, and where it would end soon.
+    for (renew, now) in [(true, NOW), (false, NOW.plus(DAY * 61))] {
+        let renewed = dir.issue_node(None, "n", renew, [5; 16], now).unwrap();
+        assert!(renewed.changed);
+        assert_eq!(renewed.cert.not_after(), now.plus(DAY * 90));
+    }
+    // A key that is there is no place for another.
+    let other = Dir::new(temp.path().join("other"));
+    assert!(matches!(
+        other.init(Some(key.clone()), [1; 16], NOW),
+        Err(CaError::Exists { path }) if path == key
+    ));
+    other.init(None, [6; 16], NOW).unwrap();
+    assert!(matches!(
+        other.issue_node(Some(key), "n", false, [2; 16], NOW),
+        Err(CaError::OtherKey { .. })
+    ));
+}
+
+#[test]
+fn a_rotation_goes_step_by_step() {
+    let (_temp, dir) = made();
+    let old = dir.open(NOW).unwrap().unwrap().root();
+    let rotated = dir.rotate(None, [7; 16], NOW).unwrap();
+    assert!(rotated.changed && rotated.root != old);
+    assert_eq!(rotated.bundle, [rotated.root, old]);
+    assert!(!dir.rotate(None, [8; 16], NOW).unwrap().changed);
+    // The intermediate stays what it was until another is issued.
+    let node = dir.open(NOW).unwrap().unwrap();
+    assert_eq!((node.root(), node.bundle().roots().len()), (old, 2));
+    assert!(matches!(dir.finish(), Err(CaError::StillUsed)));
+    assert!(dir.issue_node(None, "n", false, [9; 16], NOW).unwrap().changed);
+    assert_eq!(dir.open(NOW).unwrap().unwrap().root(), rotated.root);
+    assert_eq!(dir.finish().unwrap().bundle, [rotated.root]);
+    assert!(!dir.finish().unwrap().changed);
+    assert_eq!(dir.open(NOW).unwrap().unwrap().root(), rotated.root);
+}
+
+#[test]
+fn what_does_not_hold_is_not_used() {
+    let (_temp, dir) = made();
+    assert!(dir.open(NOW).unwrap().is_some());
+    assert!(matches!(dir.open(NOW.plus(DAY * 91)), Err(CaError::Dates { .. })));
+    let node = fs::read_to_string(dir.node_file()).unwrap();
+    let set = |text: &str, mode: u32| {
+        disk::write_atomic(&dir.node_file(), text.as_bytes(), mode).unwrap();
+    };
+    set(&node, 0o640);
+    assert!(matches!(dir.open(NOW), Err(CaError::Exposed { .. })));
+    set("nonsense", 0o600);
+    assert!(matches!(dir.open(NOW), Err(CaError::Damaged { .. })));
+    // A root that signs leaves itself has no bound on what it signs.
+    let root = fs::read_to_string(dir.bundle_file()).unwrap();
+    let key = fs::read_to_string(dir.key_file(dir.bundle().unwrap().fingerprints()[0])).unwrap();
+    set(&format!("{root}{key}"), 0o600);
+    assert!(matches!(dir.open(NOW), Err(CaError::Damaged { .. })));
+    set(&node, 0o600);
+    assert!(dir.open(NOW).unwrap().is_some());
+    // A root of the same kind, that did not sign it.
+    let other = tempfile::tempdir().unwrap();
+    let other = Dir::new(other.path().join("ca"));
+    other.init(None, [1; 16], NOW).unwrap();
+    fs::copy(other.bundle_file(), dir.bundle_file()).unwrap();
+    assert!(matches!(dir.open(NOW), Err(CaError::Unsigned { .. })));
+    fs::remove_file(dir.node_file()).unwrap();
+    assert!(dir.open(NOW).unwrap().is_none());
+}
+
+#[test]
+fn check_tells_chain_dates_modes_and_templates() {
+    let (_temp, dir) = made();
+    let root = dir.bundle().unwrap().fingerprints()[0];
+    let templates = [
+        ("t-none-small".to_owned(), vec![root]),
+        ("u-none-small".to_owned(), vec![]),
+    ];
+    let found = dir.check(&templates, NOW);
+    let all = [
+        Grade::Ok,
+        Grade::Ok,
+        Grade::Warn,
+        Grade::Ok,
+        Grade::Ok,
+        Grade::Warn,
+    ];
+    let told: Vec<Grade> = found.iter().map(|found| found.grade).collect();
+    assert_eq!(told, all, "{found:#?}");
+    fs::remove_file(dir.key_file(root)).unwrap();
+    let late = dir.check(&[], NOW.plus(DAY * 80));
+    assert!(grades(&late).contains(&("node.pem", Grade::Warn)), "{late:#?}");
+    let late = dir.check(&[], NOW.plus(DAY * 100));
+    assert!(grades(&late).contains(&("node.pem", Grade::Fail)), "{late:#?}");
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    assert_eq!(dir.check(&[], NOW)[0].grade, Grade::Fail);
+}
+
+#[test]
+fn a_leaf_is_of_its_host_alone_and_ends_with_its_intermediate() {
+    let (_temp, dir) = made();
+    let node = dir.open(NOW).unwrap().unwrap();
+    let key = LeafKey::new().unwrap();
+    let leaf = |host: &str, now: WallTime| {
+        node.leaf(&Host::parse(host).unwrap(), &key, [3; 16], now)
+            .unwrap()
+    };
+    let dates = |leaf: &Leaf| {
+        let cert = Cert::new(leaf.chain[0].clone()).unwrap();
+        assert!(cert.depth().is_none() && cert.is_signed_by(node.intermediate()));
+        (cert.not_before(), cert.not_after())
+    };
+    let whole = leaf("a.test", NOW);
+    assert_eq!(dates(&whole), (make::before(NOW, DAY / 24), NOW.plus(DAY)));
+    assert_eq!(whole.renew_at, NOW.plus(DAY / 2));
+    let late = NOW.plus(DAY * 90 - DAY / 6);
+    let short = leaf("[2001:db8::1]", late);
+    assert_eq!(dates(&short).1, NOW.plus(DAY * 90));
+    assert_eq!(short.renew_at, late.plus(DAY / 12));
+    let (_, x509) = x509_parser::parse_x509_certificate(&whole.chain[0]).unwrap();
+    let names = x509.subject_alternative_name().unwrap().unwrap();
+    let names: Vec<String> = names
+        .value
+        .general_names
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    assert_eq!(names, ["DNSName(a.test)"]);
+}
+
+#[test]
+fn fingerprints_read_as_they_are_written() {
+    let print = Fingerprint::of(b"x");
+    assert_eq!(print.to_string().parse(), Ok(print));
+    for bad in ["", "00", &"g".repeat(64), &"+1".repeat(32)] {
+        assert_eq!(bad.parse::<Fingerprint>(), Err(NotAFingerprint), "{bad}");
+    }
+}
