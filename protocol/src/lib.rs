@@ -5,6 +5,7 @@
 //! Never inside: a transport, a runtime, a log line. tonic is here with its code generation alone, so that each
 //! crate picks its own transport.
 
+pub mod ca;
 pub mod card;
 pub mod door;
 pub mod id;

@@ -4,7 +4,7 @@
 //! server, tasks, tools.
 //! Never inside: a call's work.
 
-use std::{io, path::PathBuf, sync::Arc, time::Duration};
+use std::{io, path::PathBuf, time::Duration};
 
 use bytes::Bytes;
 use sandbox_protocol::{
@@ -18,7 +18,7 @@ use tokio::{
 };
 
 use crate::{
-    agent::{self, Agent, info::VERSION},
+    agent::{self, Agent, base::BaseEnv, info::VERSION},
     clock,
     conditions::{Conditions, Kind},
     control::{self, Control, Facts, machine::Machine},
@@ -273,10 +273,10 @@ async fn follow(conditions: Conditions, work: PathBuf, events: Events) {
 }
 
 /// What every program is told: where its doors are, and the image's own variables, which may know better.
-fn base_env(setup: &Setup) -> Result<Arc<Vec<EnvVar>>, ServeError> {
-    let mut env = setup.doors.as_ref().map(Listeners::env).unwrap_or_default();
-    env.extend(image_env(&setup.places)?);
-    Ok(Arc::new(env))
+fn base_env(setup: &Setup) -> Result<BaseEnv, ServeError> {
+    let doors = setup.doors.as_ref().map(Listeners::env).unwrap_or_default();
+    let image = image_env(&setup.places)?;
+    Ok(BaseEnv::new(doors, image, &setup.places.etc_silkd))
 }
 
 /// `env` of the image: `KEY=VALUE` a line; no file, no variables.

@@ -4,6 +4,7 @@
 //! Never inside: work of its own.
 //! Cancel safety: a call that is dropped drops its stream's guard, which acts at once.
 
+pub mod base;
 pub mod exec;
 pub mod files;
 pub mod git;
@@ -15,8 +16,6 @@ pub mod sessions;
 pub mod tools;
 
 use std::{sync::Arc, time::Duration};
-
-use sandbox_protocol::v1::EnvVar;
 
 use crate::{
     control::{Facts, Parts as ControlParts},
@@ -32,8 +31,8 @@ pub struct Parts {
     pub control: ControlParts,
     /// Files.
     pub files: Files,
-    /// The image's environment.
-    pub base_env: Arc<Vec<EnvVar>>,
+    /// What programs begin with.
+    pub base_env: base::BaseEnv,
     /// The forwards that are open.
     pub relay: Relay,
     /// The language servers that run.

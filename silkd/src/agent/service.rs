@@ -46,7 +46,7 @@ impl Agent {
         let sleep = Box::pin(permit.hibernated());
         let ctx = ExecCtx {
             gate: permit,
-            base_env: self.parts.base_env.clone(),
+            base_env: self.parts.base_env.now(),
             claim: self.facts.claim(),
         };
         Ok((ctx, sleep))
