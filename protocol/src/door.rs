@@ -68,6 +68,9 @@ door_reasons! {
     BadTarget = "bad_target", 400, 1, false, "use CONNECT host:port, or an absolute http:// target; a name has letters, digits, - and _";
     OddAddress = "odd_address", 400, 1, false, "write IPv4 addresses as four plain decimals";
     BadFraming = "bad_framing", 400, 1, false, "the request can be read in two ways: send exactly one length, one Host and CRLF line ends";
+    SniMismatch = "sni_mismatch", 421, 1, false, "name in TLS (SNI) the host that you asked the door for";
+    AuthorityMismatch = "authority_mismatch", 421, 1, false, "inside one tunnel ask for the one host that the tunnel was opened for";
+    TlsClientRejected = "tls_client_rejected", 400, 1, false, "the client does not trust this sandbox's CA: let it read the bundle that SSL_CERT_FILE names";
     PathNotCanonical = "path_not_canonical", 400, 1, false, "the rule judges paths: send one without dot segments, //, backslash, or encoded slash, dot or NUL";
     HeadTimeout = "head_timeout", 408, 1, true, "send the whole request head or greeting within 10 seconds";
     HeadTooLarge = "head_too_large", 431, 1, false, "a request head has at most 64 KiB and 128 fields";
@@ -75,9 +78,11 @@ door_reasons! {
     DialUnreachable = "dial_unreachable", 502, 4, true, "the host cannot be reached: try later";
     DialRefused = "dial_refused", 502, 5, true, "nothing listens on that port of the host";
     UpstreamProtocol = "upstream_protocol", 502, 1, true, "the host answered with something that is not HTTP/1, or broke off";
+    UpstreamTls = "upstream_tls", 502, 1, false, "the host's certificate does not hold, or it speaks no TLS 1.2 or later: nothing was sent to it";
     ResolveTimeout = "resolve_timeout", 504, 4, true, "the name servers did not answer: try later";
     DialTimeout = "dial_timeout", 504, 4, true, "the host did not answer: try later";
     TooManyConnections = "too_many_connections", 503, 1, true, "close connections first: at most 256 are open through each door";
+    CaUnavailable = "ca_unavailable", 503, 1, false, "a rule wants to look into this tunnel and the host has no certificates for that: tell the operator (sandboxd ca check)";
     DoorUnreachable = "door_unreachable", 503, 1, true, "the host is not connected just now: try again";
     CommandNotSupported = "command_not_supported", 405, 7, false, "the SOCKS5 door serves CONNECT only";
     AddressTypeNotSupported = "address_type_not_supported", 400, 8, false, "use an IPv4 address, an IPv6 address or a name";

@@ -80,6 +80,7 @@ reasons! {
     TemplateStale = "TEMPLATE_STALE", FailedPrecondition, 0, "it is being rebuilt; `sandboxctl template inspect` says why";
     TemplateFailed = "TEMPLATE_FAILED", FailedPrecondition, 0, "the message holds the end of the build's output; mend image or warm-up and build again";
     TemplateTooOld = "TEMPLATE_TOO_OLD", FailedPrecondition, 0, "rebuild the image and the template with this version's silkd";
+    CaNotInTemplate = "CA_NOT_IN_TEMPLATE", FailedPrecondition, 0, "a rule looks into TLS: the node needs an intermediate, and the template its root; see `sandboxd ca check`, then build the template anew";
     AgentTooOld = "AGENT_TOO_OLD", FailedPrecondition, 0, "the guest's silkd is older than this call: rebuild the template and claim another sandbox";
     ImageDamaged = "IMAGE_DAMAGED", FailedPrecondition, 0, "its files do not match the manifest: build the image again";
     LaneUnavailable = "LANE_UNAVAILABLE", FailedPrecondition, 0, "use lane none; `sandboxctl node doctor` says which lanes this host has";

@@ -18,12 +18,14 @@ const HOMES: &[(&str, &[&str])] = &[
         ],
     ),
     ("idna", &["sandboxd/src/policy/authority.rs"]),
+    ("x509_parser", &["sandboxd/src/ca/"]),
     ("clap", &["sandboxd/src/daemon/", "sdk/src/bin/sandboxctl/"]),
     (
         "rustls",
         &[
             "sandboxd/src/api/listen.rs",
             "sandboxd/src/api/tls.rs",
+            "sandboxd/src/egress/door/intercept/",
             "sdk/src/dial/",
         ],
     ),
@@ -32,6 +34,7 @@ const HOMES: &[(&str, &[&str])] = &[
         &[
             "sandboxd/src/api/listen.rs",
             "sandboxd/src/api/tls.rs",
+            "sandboxd/src/egress/door/intercept/",
             "sdk/src/dial/",
         ],
     ),

@@ -1,13 +1,13 @@
 //! Doors of a virtual machine: its programs reach what the policy allows, by the environment that they find.
 
-use harness::{HANG, Setup, World, within};
+use harness::{HANG, Setup, World, sandboxd, within};
 use sandbox_sdk::{
     How, SandboxHandle,
     process::LogEvent,
     v1::{EgressDecision, egress_watch_reply::Event},
 };
 
-use crate::node::{Node, seeded, sh};
+use crate::node::{Node, seeded, sh, state_dir};
 
 #[tokio::test]
 async fn door_client_wget_unaided() {
@@ -152,4 +152,45 @@ async fn door_answers_alike_from_all_ways() {
         assert_eq!(short(of_one), expected);
     }
     assert!(seen.iter().all(|decision| decision.sandbox == sandbox.id()));
+}
+
+/// A template that is built while the node has a CA has the roots where programs look for them, and its clones tell them so.
+#[tokio::test]
+async fn tls_roots_are_in_the_guest() {
+    let dir = tempfile::tempdir().unwrap();
+    let ca = dir.path().join("ca");
+    for command in ["init", "issue-node"] {
+        let made = sandboxd(["ca", command, "--dir", ca.to_str().unwrap()]).await;
+        assert_eq!(made.code, 0, "{}", made.stderr);
+    }
+    let config = format!(
+        "pool.default.warm = 1\npool.default.egress = \"in\"\negress.tls.ca_dir = \"{}\"\n\
+         egress.policy.in.rules = [{{ id = \"in\", host = [\"a.test\"], intercept = true }}]\n",
+        ca.display()
+    );
+    let node = Node::on(state_dir(), Setup::qemu().from_file().config(&config)).await;
+    node.until_warm(1).await;
+    let sandbox = node.claim().await;
+    let roots = std::fs::read_to_string(ca.join("bundle.pem")).unwrap();
+    assert_eq!(sh(&sandbox, "cat $NODE_EXTRA_CA_CERTS").await, roots);
+    for key in [
+        "SSL_CERT_FILE",
+        "CURL_CA_BUNDLE",
+        "GIT_SSL_CAINFO",
+        "CARGO_HTTP_CAINFO",
+        "REQUESTS_CA_BUNDLE",
+        "PIP_CERT",
+    ] {
+        let store = sh(&sandbox, &format!("cat ${key}")).await;
+        assert!(store.ends_with(&roots), "{key}: {store}");
+    }
+    assert!(
+        sh(&sandbox, "cat /etc/ssl/certs/ca-certificates.crt")
+            .await
+            .ends_with(&roots)
+    );
+    let config = node.config_file();
+    let checked = sandboxd(["ca", "check", "--config", config.to_str().unwrap()]).await;
+    assert!(checked.text().contains("trusts the root"), "{}", checked.text());
+    sandbox.release().await.unwrap();
 }

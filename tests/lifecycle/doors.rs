@@ -259,7 +259,7 @@ async fn policy_claim_time_layers() {
     let mut inside = rule("tls", "allowed.test", port);
     inside.intercept = true;
     let refusal = client.claim("default").egress(layer(vec![inside])).await;
-    refused(refusal.map(|_| ()), Reason::PolicyInvalid);
+    refused(refusal.map(|_| ()), Reason::CaNotInTemplate);
 }
 
 #[tokio::test]

@@ -21,6 +21,7 @@ mod ending;
 mod examples;
 mod failing;
 mod files;
+mod intercept;
 mod node;
 mod ports;
 mod processes;

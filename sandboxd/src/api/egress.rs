@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use futures_util::stream;
-use sandbox_protocol::{id::SandboxId, reason::Reason, v1};
+use sandbox_protocol::{door::DoorReason, id::SandboxId, reason::Reason, v1};
 use tonic::{Request, Response, Status};
 
 use super::{
@@ -19,7 +19,7 @@ use crate::{
     feed::{News, Reader},
     policy::{
         Authority, ClaimSide, Effect, Layer, Mode, PoolSide, Ruling, Seen, Side, SideVerdict, Sides,
-        TenantSide, Who,
+        TenantSide, Who, decide,
     },
     sandbox::{ApplyError, Life, Sandbox},
     words::{Name, OPERATOR},
@@ -150,31 +150,42 @@ async fn explained(
     if wanted.target.len() + wanted.method.len() > TARGET {
         return Err(Refusal::field("target", format!("at most {TARGET} bytes")));
     }
-    let (text, path) = match wanted.target.strip_prefix("http://") {
-        Some(rest) => {
+    let schemes = [("http://", 80), ("https://", 443)];
+    let url = schemes
+        .into_iter()
+        .find_map(|(scheme, port)| Some((wanted.target.strip_prefix(scheme)?, port)));
+    let (text, path, port) = match url {
+        Some((rest, port)) => {
             let at = rest.find(['/', '?']).unwrap_or(rest.len());
             let (text, path) = rest.split_at_checked(at).unwrap_or((rest, ""));
-            (text, Some(if path.is_empty() { "/" } else { path }))
+            (text, Some(if path.is_empty() { "/" } else { path }), Some(port))
         }
-        None => (&*wanted.target, None),
+        None => (&*wanted.target, None, None),
     };
-    let target = match Authority::parse(text, path.map(|_| 80)) {
+    let target = match Authority::parse(text, port) {
         Ok(target) => target,
         // A door says so before it asks anybody.
-        Err(error) => return Ok(refused_before(error.reason(), path.is_some())),
+        Err(error) => return Ok(refused_before(error.reason(), port == Some(80))),
     };
     let method = if wanted.method.is_empty() {
         "GET"
     } else {
         &wanted.method
     };
-    let seen = path.map_or(Seen::Tunnel, |path| Seen::Request { method, path });
+    // Who asks for https opens a tunnel first.
+    let tunnel = decide(&subject.sides, &target, Seen::Tunnel);
+    let looks_inside = port != Some(80) && tunnel.denial().is_none() && tunnel.looks_inside();
+    let seen = match (path, port) {
+        (Some(path), Some(80)) => Seen::Request { method, path },
+        (Some(path), _) if looks_inside => Seen::Inside { method, path },
+        (Some(_) | None, _) => Seen::Tunnel,
+    };
     let who = Who {
         pool: &subject.pool,
         tenant: &subject.tenant,
     };
     let egress = &desk.claims.sandboxes.means().egress;
-    let found = explain(
+    let mut found = explain(
         egress,
         &subject.sides,
         &target,
@@ -182,10 +193,13 @@ async fn explained(
         wanted.resolve.then_some(who),
     )
     .await;
-    Ok(explanation(&found, &target, path.is_some()))
+    if looks_inside && egress.interception().is_none() {
+        found.refused = found.refused.or(Some(DoorReason::CaUnavailable));
+    }
+    Ok(explanation(&found, &target, seen != Seen::Tunnel))
 }
 
-fn refused_before(reason: sandbox_protocol::door::DoorReason, visible: bool) -> v1::EgressExplainReply {
+fn refused_before(reason: DoorReason, visible: bool) -> v1::EgressExplainReply {
     v1::EgressExplainReply {
         reason: reason.as_str().to_owned(),
         remedy: reason.remedy().to_owned(),
@@ -335,6 +349,10 @@ async fn update(
     desk.started()?;
     let (sandbox, _) = desk.opened(&ctx.caller, &wanted.sandbox)?;
     let layer = wanted.layer.map(parse::layer).transpose()?;
+    if layer.as_ref().is_some_and(|layer| layer.looks_inside()) {
+        let may = desk.claims.templates.may_look_inside(&sandbox.key);
+        may.map_err(|error| Refusal::new(error.reason(), error.chain()))?;
+    }
     let one = desk.changing.begin();
     if let Some(expected) = &wanted.if_digest {
         let now = sandbox.with_life(|life| {

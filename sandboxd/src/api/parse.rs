@@ -228,12 +228,6 @@ pub(super) fn layer(policy: v1::EgressPolicy) -> Result<Arc<Layer>, Refusal> {
         Err(_unknown) => return Err(invalid("not a mode".into())),
     };
     let rule = |rule: v1::EgressRule| {
-        if rule.intercept {
-            return Err(invalid(format!(
-                "rule {:?}: this version does not look into TLS",
-                rule.id
-            )));
-        }
         let effect = match v1::EgressEffect::try_from(rule.effect) {
             Ok(v1::EgressEffect::Unspecified | v1::EgressEffect::Allow) => Effect::Allow,
             Ok(v1::EgressEffect::Deny) => Effect::Deny,
@@ -246,6 +240,7 @@ pub(super) fn layer(policy: v1::EgressPolicy) -> Result<Arc<Layer>, Refusal> {
             ports: rule.ports,
             methods: rule.methods,
             paths: rule.paths,
+            intercept: rule.intercept,
             message: rule.message,
             ..RuleFields::default()
         })

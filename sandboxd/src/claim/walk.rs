@@ -169,6 +169,14 @@ pub enum ClaimError {
     Draining,
 }
 
+fn of_template(name: &Name, error: &TemplateError) -> ClaimError {
+    ClaimError::Template {
+        name: name.clone(),
+        reason: error.reason(),
+        why: error.chain(),
+    }
+}
+
 /// What claims work with; cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Claims {
@@ -342,6 +350,12 @@ impl Claims {
             (Wanted::Pool(_), Some(pool)) => pool.key(),
             (Wanted::Pool(name), None) => return Err(ClaimError::PoolNotFound(name.clone())),
         };
+        // Before anything leaves the pool.
+        if ask.layer.as_ref().is_some_and(|layer| layer.looks_inside()) {
+            self.templates
+                .may_look_inside(&key)
+                .map_err(|error| of_template(&key.template, &error))?;
+        }
         Ok(Terms {
             pool,
             key,
@@ -492,17 +506,18 @@ impl Claims {
 
     async fn on_demand(&self, ask: &Ask, terms: &Terms) -> Result<(Warm, Tier), ClaimError> {
         let template = &terms.key.template;
-        let failed = |error: TemplateError| ClaimError::Template {
-            name: template.clone(),
-            reason: error.reason(),
-            why: error.chain(),
-        };
+        let failed = |error: TemplateError| of_template(template, &error);
         let size = self
             .templates
             .size(&terms.key.size)
             .ok_or_else(|| ClaimError::SizeNotFound(terms.key.size.clone()))?;
         let capture = self.templates.current(&terms.key);
         let digest = capture.as_ref().map(Capture::digest);
+        let book = self.sandboxes.means().egress.book();
+        let looks_inside = |pool: &Arc<Pool>| book.pool_looks_inside(pool.name());
+        if terms.pool.as_ref().is_some_and(looks_inside) && self.templates.trust().is_some() {
+            self.templates.may_look_inside(&terms.key).map_err(failed)?;
+        }
         let (source, tier) = match capture {
             Some(capture) => (Source::Clone(capture), Tier::Clone),
             None => {

@@ -12,7 +12,8 @@ use super::{
     },
     pool::PoolFields,
     types::{
-        Access, Config, Egress, Engine, ImageName, Journal, Listen, Node, PoolConfig, Stub, Sync, Template,
+        Access, Config, Egress, EgressTls, Engine, ImageName, Journal, Listen, Node, PoolConfig, Stub, Sync,
+        Template,
     },
     values,
 };
@@ -72,6 +73,7 @@ impl Config {
             stub,
         } = options;
         check_dir(&state_dir)?;
+        let ca_dir = state_dir.join("ca");
         let warm = warm.unwrap_or(match engine {
             EngineKind::Qemu => 2,
             EngineKind::Stub => 32,
@@ -129,8 +131,20 @@ impl Config {
             templates: BTreeMap::from([(default_name(), template)]),
             sizes: sizes_default(),
             pools: BTreeMap::from([(default_name(), pool)]),
-            egress: Egress::default(),
+            egress: doors(ca_dir),
         })
+    }
+}
+
+/// Nothing allowed, and certificates of its own, so that it tries out nobody else's.
+fn doors(ca_dir: PathBuf) -> Egress {
+    let tls = EgressTls {
+        ca_dir,
+        ..EgressTls::default()
+    };
+    Egress {
+        tls,
+        ..Egress::default()
     }
 }
 

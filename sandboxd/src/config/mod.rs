@@ -29,8 +29,8 @@ pub use self::{
     pool::{PoolFault, PoolFields},
     reload::{Diff, diff, in_force},
     types::{
-        AccelWish, Access, Config, Egress, Engine, ImageName, Journal, Listen, Log, LogFormat, Net, Node,
-        PoolConfig, Role, Stub, StubAgent, Sync, Tcp, Template, Tenant, TenantPools, Tls, Token,
+        AccelWish, Access, Config, Egress, EgressTls, Engine, ImageName, Journal, Listen, Log, LogFormat,
+        Net, Node, PoolConfig, Role, Stub, StubAgent, Sync, Tcp, Template, Tenant, TenantPools, Tls, Token,
     },
 };
 use crate::words::MemBytes;

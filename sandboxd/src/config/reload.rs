@@ -76,7 +76,7 @@ pub fn diff(old: &Config, new: &Config) -> Diff {
         &old.egress.policies,
         &new.egress.policies,
     );
-    differing!(diff.changed, old, new, egress.servers, egress.vetting);
+    differing!(diff.changed, old, new, egress.servers, egress.vetting, egress.tls);
     diff
 }
 

@@ -260,6 +260,26 @@ pub struct Egress {
     pub servers: Vec<SocketAddr>,
     /// What is said about addresses, less the daemon's own ports.
     pub vetting: Vetting,
+    /// Looking into TLS.
+    pub tls: EgressTls,
+}
+
+/// `[egress.tls]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EgressTls {
+    /// PEM files of roots that origins are verified by, beside the host's own.
+    pub extra_roots: Vec<PathBuf>,
+    /// The folder of bundle.pem and node.pem.
+    pub ca_dir: PathBuf,
+}
+
+impl Default for EgressTls {
+    fn default() -> Self {
+        Self {
+            extra_roots: Vec::new(),
+            ca_dir: PathBuf::from("/etc/sandboxd/ca"),
+        }
+    }
 }
 
 /// Pools of a tenant.

@@ -60,6 +60,82 @@ pub enum Command {
     /// Access tokens.
     #[command(subcommand)]
     Token(Token),
+    /// The certificates by which doors look into TLS; the daemon need not run.
+    #[command(
+        subcommand,
+        after_help = "Examples:\n  \
+            sandboxd ca init                             once for all nodes: the root that guests trust\n  \
+            sandboxd ca issue-node                       on each node, with the root's key at hand\n  \
+            sandboxd ca issue-node --root-key /media/usb/root-0a1b2c3d.key\n  \
+            sandboxd ca check                            chain, dates, modes, and which templates trust it\n  \
+            sandboxd ca rotate                           a new root beside the old one\n  \
+            sandboxd ca rotate --finish                  drop the old one"
+    )]
+    Ca(Ca),
+}
+
+/// `sandboxd ca`.
+#[derive(Debug, Subcommand)]
+pub enum Ca {
+    /// Make the root, unless there is one. Nothing is overwritten.
+    Init {
+        /// Where.
+        #[command(flatten)]
+        at: CaArgs,
+        /// Where the root's key is put, which belongs off the nodes; beside the bundle unless given.
+        #[arg(long, value_name = "FILE")]
+        root_key: Option<PathBuf>,
+    },
+    /// Issue this node's intermediate (90 days), unless it has one of the newest root that holds for 30 days yet.
+    IssueNode {
+        /// Where.
+        #[command(flatten)]
+        at: CaArgs,
+        /// The newest root's key; the one beside the bundle unless given.
+        #[arg(long, value_name = "FILE")]
+        root_key: Option<PathBuf>,
+        /// The node's name in the certificate; `node.name` of the configuration unless given.
+        #[arg(long)]
+        name: Option<String>,
+        /// Replace a good one.
+        #[arg(long)]
+        renew: bool,
+    },
+    /// Print the roots and the intermediate.
+    Show {
+        /// Where.
+        #[command(flatten)]
+        at: CaArgs,
+    },
+    /// Check chain, dates, modes, and whether templates trust the root; exit code 1 if something fails.
+    Check {
+        /// Where.
+        #[command(flatten)]
+        at: CaArgs,
+    },
+    /// Make a new root beside the old one, unless both are there.
+    Rotate {
+        /// Where.
+        #[command(flatten)]
+        at: CaArgs,
+        /// Where the new root's key is put; beside the bundle unless given.
+        #[arg(long, value_name = "FILE", conflicts_with = "finish")]
+        root_key: Option<PathBuf>,
+        /// Drop the old root instead.
+        #[arg(long)]
+        finish: bool,
+    },
+}
+
+/// Where a CA's files are.
+#[derive(Debug, ClapArgs)]
+pub struct CaArgs {
+    /// The configuration file; without it the default one if it is there, else the defaults.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// This folder, whatever the configuration says.
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
 }
 
 /// `sandboxd serve`.
@@ -316,6 +392,11 @@ mod tests {
             "sandboxd net prepare",
             "sandboxd net prepare --config /x --json",
             "sandboxd net purge --namespace n",
+            "sandboxd ca init --dir D --root-key K",
+            "sandboxd ca issue-node --config /x --name n --renew",
+            "sandboxd ca show --json",
+            "sandboxd ca check",
+            "sandboxd ca rotate --finish",
             "sandboxd token new --name ci",
             "sandboxd --json token new --name ci --role tenant --tenant acme",
         ] {
@@ -329,6 +410,8 @@ mod tests {
             "sandboxd serve --dev --engine xen",
             "sandboxd token new --name ci --role tenant",
             "sandboxd net",
+            "sandboxd ca",
+            "sandboxd ca rotate --finish --root-key K",
             "sandboxd net purge --namespace N",
             "sandboxd net prepare --config /x --namespace n",
             "sandboxd token new --name Bad",

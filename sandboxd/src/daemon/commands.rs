@@ -1,4 +1,4 @@
-//! Commands that work beside a dead daemon. But for `net`, they read what lies on the disk, and change nothing but what
+//! Commands that work beside a dead daemon. But for `net` (and `ca`, which has a file of its own), they read what lies on the disk, and change nothing but what
 //! they print.
 
 use std::{
@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// Done, unless whoever read the output is gone.
-fn printed(outcome: std::io::Result<()>) -> ExitCode {
+pub(super) fn printed(outcome: std::io::Result<()>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(_gone) => ExitCode::from(FAILED),
@@ -46,7 +46,11 @@ pub(super) fn check_config(file: &Path, printer: Printer) -> ExitCode {
 
 /// The configuration that a command goes by: the file that was named, else the default one if it is there, else the
 /// defaults. Its mistakes are told.
-fn config(file: Option<PathBuf>, host: &config::Host, printer: Printer) -> Result<Config, ExitCode> {
+pub(super) fn config(
+    file: Option<PathBuf>,
+    host: &config::Host,
+    printer: Printer,
+) -> Result<Config, ExitCode> {
     let default = Path::new(config::DEFAULT_FILE);
     let config = match file {
         Some(file) => Config::read(&file, host),

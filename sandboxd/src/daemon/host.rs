@@ -7,6 +7,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use sandbox_protocol::reason::Reason;
 
 use super::{engines, listen};
 use crate::{
@@ -15,11 +16,12 @@ use crate::{
         AccessNow, Certificates,
         desk::{Changing, Host, Reloaded, TenantsNow},
     },
+    ca::{Dir, Trust},
     claim::Claims,
-    clock::WallTime,
+    clock::{Clock, WallTime},
     config::{self, Config, TenantPools},
     doctor::{self, Check},
-    egress::{self, Egress},
+    egress::{self, Egress, Interception, InterceptionError},
     engine::Engine,
     journal::Transition,
     pool::{Source, Spec as PoolSpec},
@@ -96,7 +98,7 @@ impl DaemonHost {
     }
 
     /// Puts a checked configuration in force. Nothing here can fail, so that a reload is all or nothing.
-    fn put_in_force(&self, old: &Config, new: &Config) {
+    fn put_in_force(&self, old: &Config, new: &Config, interception: Option<Interception>) {
         let access: Access = listen::access(&new.access);
         let Means {
             claims,
@@ -109,6 +111,7 @@ impl DaemonHost {
         tenants_now.store(Arc::new(tenants(new)));
         let sandboxes = &claims.sandboxes;
         sandboxes.means().egress.set(door_settings(new));
+        look_inside(claims, interception);
         set_policies(&sandboxes.means().egress, new);
         claims.templates.set(template_specs(new), new.sizes.clone());
         let _one = changing.begin();
@@ -133,6 +136,9 @@ impl Host for DaemonHost {
         let diff = config::diff(&old, &new);
         let new = config::in_force(&old, &new);
         let certificates = self.certificates(&old, &new)?;
+        let clock = self.means.claims.sandboxes.means().clock.clone();
+        let interception = interception(&new, clock).map_err(|error| chain(&error))?;
+        covered(&self.means.claims, &new, interception.as_ref())?;
         if let Some(logging) = self.means.logging.upgrade() {
             logging
                 .set_filter(&new.log.filter)
@@ -141,7 +147,7 @@ impl Host for DaemonHost {
         if let (Some(mine), Some(new)) = (self.certificates.get(), certificates) {
             mine.replace(new);
         }
-        self.put_in_force(&old, &new);
+        self.put_in_force(&old, &new, interception);
         self.config.store(Arc::new(new));
         Ok(Reloaded {
             changed: diff.changed,
@@ -191,6 +197,58 @@ pub(super) fn door_settings(config: &Config) -> egress::Settings {
         servers: config.egress.servers.clone(),
         vetting,
     }
+}
+
+/// What the node looks into TLS with, as its files have it now; none: nothing. Blocks.
+pub(super) fn interception(config: &Config, clock: Clock) -> Result<Option<Interception>, InterceptionError> {
+    let tls = &config.egress.tls;
+    Interception::open(&Dir::new(tls.ca_dir.clone()), &tls.extra_roots, clock)
+}
+
+/// Puts it in force, for tunnels and template builds that begin from now on.
+pub(super) fn look_inside(claims: &Claims, interception: Option<Interception>) {
+    let trust = interception.as_ref().map(|means| Trust::of(means.node()));
+    claims.templates.set_trust(trust);
+    claims.sandboxes.means().egress.set_interception(interception);
+}
+
+/// Whether each pool that looks into TLS has a template that trusts what the doors are about to show, so that nothing that
+/// works is broken. One whose tunnels are refused already is no news: its refill says so until the template is built anew.
+/// One that is not built yet will have it.
+fn covered(claims: &Claims, new: &Config, interception: Option<&Interception>) -> Result<(), String> {
+    let Some(root) = interception.map(|means| means.node().root()) else {
+        return Ok(());
+    };
+    let book = claims.sandboxes.means().egress.book();
+    let of_file = new
+        .pools
+        .iter()
+        .map(|(name, pool)| (name.clone(), pool.key.clone(), pool.egress.clone()));
+    let applied = claims
+        .pools
+        .list()
+        .into_iter()
+        .filter(|pool| !new.pools.contains_key(pool.name()));
+    let applied = applied.map(|pool| (pool.name().clone(), pool.key(), pool.spec().doors.policy.clone()));
+    for (name, key, policy) in of_file.chain(applied) {
+        let policy = policy.and_then(|policy| new.egress.policies.get(&policy));
+        let Some(capture) = claims.templates.current(&key) else {
+            continue;
+        };
+        let will_lack =
+            policy.is_some_and(|layer| layer.looks_inside()) && !capture.manifest().ca.contains(&root);
+        let is_refused = claims.templates.trust().is_none() || claims.templates.lacks_root(&capture);
+        let lacks = book.pool_looks_inside(&name) && is_refused;
+        if will_lack && !lacks {
+            return Err(format!(
+                "{}: pool {name} looks into TLS, and its template {} lacks root {}: build it anew first",
+                Reason::CaNotInTemplate.as_str(),
+                key.template,
+                root.short()
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Puts named policies, and who has which, in force for claims from now on.

@@ -6,6 +6,7 @@
 
 pub mod args;
 mod behind;
+mod ca;
 mod commands;
 mod engines;
 mod host;
@@ -55,6 +56,7 @@ pub fn main() -> ExitCode {
         Command::Doctor { config } => commands::doctor(config, printer),
         Command::Journal(journal) => commands::journal(journal, printer),
         Command::Net(net) => commands::net(&net, printer),
+        Command::Ca(command) => ca::ca(command, printer),
         Command::Token(token) => commands::token(token, printer),
     }
 }

@@ -34,6 +34,8 @@ pub enum StartReason {
     NetHeld,
     /// The network of lane guarded cannot be had.
     NetUnavailable,
+    /// The certificates by which doors look into TLS, or their files, are not what they should be.
+    CaFault,
     /// Something of the host failed.
     HostFault,
 }
@@ -52,6 +54,7 @@ impl StartReason {
             Self::NeedsRoot => "NEEDS_ROOT",
             Self::NetHeld => "NET_HELD",
             Self::NetUnavailable => "NET_UNAVAILABLE",
+            Self::CaFault => "CA_FAULT",
             Self::HostFault => "HOST_FAULT",
         }
     }
@@ -75,6 +78,7 @@ impl StartReason {
             Self::NetUnavailable => {
                 "see `sandboxd doctor`; without lane guarded (net.slots = 0) nothing of it is needed"
             }
+            Self::CaFault => "see `sandboxd ca check` and `sandboxd ca --help`",
             Self::HostFault => "see `sandboxd doctor`",
         }
     }

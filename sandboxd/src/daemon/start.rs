@@ -260,6 +260,15 @@ fn domain(
         egress,
         net: lane.cloned(),
     });
+    let interception = host::interception(config, clock.clone());
+    let interception = interception.unwrap_or_else(|error| {
+        // What runs goes on: doors refuse what they would have to look into.
+        tracing::error!(
+            error = &error as &dyn std::error::Error,
+            "this node looks into no TLS"
+        );
+        None
+    });
     let in_flight = u32::from(config.node.clones_in_flight);
     let pools = Pools::new(
         sandboxes.clone(),
@@ -267,14 +276,16 @@ fn domain(
         Arc::clone(metrics),
         in_flight,
     );
-    Ok(Claims {
+    let claims = Claims {
         sandboxes,
         pools,
         templates,
         keys: Keys::default(),
         host_key: Arc::new(host_key),
         metrics: Arc::new(metrics.claim.series(None)),
-    })
+    };
+    host::look_inside(&claims, interception);
+    Ok(claims)
 }
 
 /// Records this boot, plans from rows and host, and takes up what was claimed.

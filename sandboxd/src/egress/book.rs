@@ -72,6 +72,16 @@ impl Book {
         self.pages.load().policies.contains_key(policy)
     }
 
+    /// Whether a pool's policy has a rule that looks into tunnels.
+    #[must_use]
+    pub fn pool_looks_inside(&self, pool: &Name) -> bool {
+        let pages = self.pages.load();
+        let policy = pages.pools.get(pool).and_then(|terms| terms.policy.as_ref());
+        policy
+            .and_then(|policy| pages.policies.get(policy))
+            .is_some_and(|layer| layer.looks_inside())
+    }
+
     /// What is in force for a claim of `tenant` that `pool` served and that brought `layer`. Whatever is not there is a
     /// missing side, which denies.
     #[must_use]

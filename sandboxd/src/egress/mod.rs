@@ -5,7 +5,7 @@
 //! has passed target, decision, resolver, vetting and dial, in this order, in one place ([`Visit::reach`]), whatever the
 //! kind of request; explain asks the same functions.
 //!
-//! May call: link, policy.
+//! May call: ca, link, policy.
 //! Never inside: an answer that is not a denial where something is missing or fails; a way to dial what was not vetted.
 //! Invariant 12: a door denies until armed and by default, disarms first, and dials what it judged.
 //! Cancel safety: dropping what serves a connection resets both of its sides; dropping a link's future ends the link and
@@ -33,7 +33,7 @@ use std::{
     },
 };
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use sandbox_protocol::{id::SandboxId, limits};
 
 pub use self::{
@@ -41,6 +41,7 @@ pub use self::{
     armed::{Armed, Door, DoorKind, Seat},
     book::{Book, PoolTerms},
     decisions::{Decided, Decisions, Outcome},
+    door::intercept::{Interception, InterceptionError},
     explain::{Explained, explain},
     resolve::Resolver,
     visit::{Reached, Visit},
@@ -71,6 +72,7 @@ struct Inner {
     vetting: ArcSwap<Vetting>,
     resolver: ArcSwap<Resolver>,
     decisions: Decisions,
+    interception: ArcSwapOption<Interception>,
     open: AtomicUsize,
 }
 
@@ -83,6 +85,7 @@ impl Egress {
             vetting: ArcSwap::from_pointee(settings.vetting),
             resolver: ArcSwap::from_pointee(Resolver::new(settings.servers)),
             decisions: Decisions::new(metrics, clock),
+            interception: ArcSwapOption::const_empty(),
             open: AtomicUsize::new(0),
         }))
     }
@@ -91,6 +94,17 @@ impl Egress {
     pub fn set(&self, settings: Settings) {
         self.0.vetting.store(Arc::new(settings.vetting));
         self.0.resolver.store(Arc::new(Resolver::new(settings.servers)));
+    }
+
+    /// Sets what tunnels that begin from now on are looked into with; none: those that have to be are refused.
+    pub fn set_interception(&self, interception: Option<Interception>) {
+        self.0.interception.store(interception.map(Arc::new));
+    }
+
+    /// What tunnels are looked into with.
+    #[must_use]
+    pub fn interception(&self) -> Option<Arc<Interception>> {
+        self.0.interception.load_full()
     }
 
     /// Named policies, and who has which.

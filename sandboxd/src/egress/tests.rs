@@ -203,6 +203,15 @@ impl Bench {
         bench
     }
 
+    /// Opens one more port of the origins' address.
+    pub(crate) fn open(&self, port: u16) {
+        let mut vetting = Vetting::clone(&self.egress.0.vetting.load());
+        for opened in &mut vetting.internal {
+            opened.ports.insert(port);
+        }
+        self.egress.0.vetting.store(Arc::new(vetting));
+    }
+
     /// Sets the pool's policy.
     pub(crate) fn policy(&self, rules: Vec<RuleFields>) {
         let layer = Layer::new(Mode::Enforce, rules, 256).unwrap();

@@ -8,7 +8,9 @@ use std::{
 use sandbox_protocol::door::DoorReason;
 use tokio::net::TcpStream;
 
-use super::{Armed, Decided, Denial, Door, DoorKind, Outcome, Seat, dial, interfaces};
+use super::{
+    Armed, Decided, Denial, Door, DoorKind, Outcome, Seat, dial, door::intercept::Interception, interfaces,
+};
 use crate::{
     clock::WallTime,
     policy::{Authority, Host, Judged, Ruling, Seen, Side, Vetted, Who, allowed_port, decide},
@@ -119,14 +121,55 @@ impl Visit {
         })
     }
 
-    /// Whether the policy in force still allows a tunnel; records that it is cut where not.
+    /// The target of a tunnel that is allowed and has to be looked into, as it is judged: by a name, where the guest dials
+    /// an address that it was told for that name.
+    #[must_use]
+    pub fn looks_inside(&self, target: &Authority) -> Option<Authority> {
+        let pinned = self.pinned(target, Seen::Tunnel);
+        let target = pinned.as_ref().unwrap_or(target);
+        let now = self.now()?;
+        let decision = decide(&now.sides, target, Seen::Tunnel);
+        (decision.denial().is_none() && decision.looks_inside()).then(|| target.clone())
+    }
+
+    /// What this node looks into TLS with; none: it cannot.
+    #[must_use]
+    pub fn interception(&self) -> Option<Arc<Interception>> {
+        self.door.egress().interception()
+    }
+
+    /// Judges a request inside a tunnel that is looked into, on its way to this address; recorded.
+    ///
+    /// # Errors
+    /// The denial, recorded.
+    pub fn admit(&self, target: &Authority, seen: Seen<'_>, address: SocketAddr) -> Result<(), Denial> {
+        let decider = self.judge(target, seen)?;
+        self.record(&target.to_string(), seen, Outcome::Allowed(address), decider);
+        Ok(())
+    }
+
+    /// Whether the policy in force still allows an opaque tunnel; records that it is cut where not.
     ///
     /// # Errors
     /// The denial.
     pub fn still(&self, target: &Authority) -> Result<(), Denial> {
-        let allowed = self
-            .now()
-            .is_some_and(|now| decide(&now.sides, target, Seen::Tunnel).denial().is_none());
+        self.still_is(target, true)
+    }
+
+    /// Whether the policy in force still allows a tunnel that is looked into; records that it is cut where not.
+    ///
+    /// # Errors
+    /// The denial.
+    pub fn still_inside(&self, target: &Authority) -> Result<(), Denial> {
+        self.still_is(target, false)
+    }
+
+    fn still_is(&self, target: &Authority, opaque: bool) -> Result<(), Denial> {
+        let allowed = self.now().is_some_and(|now| {
+            let decision = decide(&now.sides, target, Seen::Tunnel);
+            // What has to be looked into passes nobody unseen, whatever it was when it began.
+            decision.denial().is_none() && !(opaque && decision.looks_inside())
+        });
         if allowed {
             return Ok(());
         }

@@ -14,6 +14,7 @@ use tokio::sync::OnceCell;
 
 use super::{Facts, ram};
 use crate::{
+    ca::Fingerprint,
     clock::WallTime,
     disk,
     image::{self, Digest, Image, Rootfs},
@@ -128,6 +129,9 @@ pub struct CaptureManifest {
     pub proto_max: u32,
     /// The command that ran in it before the capture.
     pub warmup: Vec<String>,
+    /// Roots of the host that its programs trust.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ca: Vec<Fingerprint>,
     /// When it was captured.
     pub created_at: WallTime,
     /// Digest of the memory in use (SHA-256 of the blocks of 64 KiB that are not zero, each behind its number, and of the

@@ -5,7 +5,7 @@
 //! process locks and fills in before it becomes what it shall be. A process is known by pidfd, pid and start time
 //! together with that lock, never by a name or command line. The in-process stub has neither process nor directory.
 //!
-//! May call: image, clock, disk, names, sys, tasks, telemetry, words, work.
+//! May call: ca (fingerprints), image, clock, disk, names, sys, tasks, telemetry, words, work.
 //! Never inside: a claim, a pool, a record, a byte of what is spoken on a port.
 //! Invariant 23: no death of the daemon ends a guest: own session, no pipe to us, nothing killed on drop.
 //! Invariant 24: stub and TCG say so wherever reported; the stub starts only by name.

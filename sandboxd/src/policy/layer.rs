@@ -111,6 +111,12 @@ impl Layer {
         &self.rules
     }
 
+    /// Whether a rule of it wants to look into tunnels.
+    #[must_use]
+    pub fn looks_inside(&self) -> bool {
+        self.rules.iter().any(|rule| rule.fields().intercept)
+    }
+
     /// SHA-256 of what it says, in lower-case hexadecimal.
     #[must_use]
     pub fn digest(&self) -> &str {

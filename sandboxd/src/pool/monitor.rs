@@ -379,6 +379,11 @@ impl Pool {
         core.take_out(|warm| template.is_other(warm))
     }
 
+    /// Takes out all stock.
+    pub(super) fn take_out(&self) -> Vec<Warm> {
+        self.lock().core.take_out(|_any| true)
+    }
+
     /// Changes its policy under the lock.
     pub(super) fn with_policy<T>(&self, change: impl FnOnce(&mut Policy) -> T) -> T {
         change(&mut self.lock().policy)

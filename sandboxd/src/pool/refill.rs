@@ -68,6 +68,7 @@ fn pass(pools: &Pools, died: bool, last: &mut Option<Name>) -> Option<Tick> {
             warm.end(Why::of(WhyKind::TemplateChanged));
         }
         match current {
+            Some(capture) if lacks_root(pools, &pool, &capture) => refuse(pools, &pool, died, &mut wake_at),
             Some(capture) => ready.push((pool, capture)),
             None => prepare(pools, &pool, died, &mut wake_at),
         }
@@ -188,6 +189,39 @@ fn prepare(pools: &Pools, pool: &Arc<Pool>, died: bool, wake_at: &mut Option<Tic
         }
         pools.changed();
     });
+}
+
+/// Whether doors would look into this pool's tunnels by a root that guests of the capture do not trust. A node without a
+/// root refuses such tunnels at the door.
+fn lacks_root(pools: &Pools, pool: &Pool, capture: &Capture) -> bool {
+    let inner = &pools.0;
+    inner
+        .sandboxes
+        .means()
+        .egress
+        .book()
+        .pool_looks_inside(pool.name())
+        && inner.templates.lacks_root(capture)
+}
+
+/// Nothing is made of such a template, and what was made of it is nobody's: claims are told why.
+fn refuse(pools: &Pools, pool: &Arc<Pool>, died: bool, wake_at: &mut Option<Tick>) {
+    let (plan, surplus) = pool.plan(0, died);
+    for warm in surplus.into_iter().chain(pool.take_out()) {
+        warm.end(Why::of(WhyKind::TemplateChanged));
+    }
+    *wake_at = [*wake_at, plan.wake_at].into_iter().flatten().min();
+    let resting = pool.with_policy(|policy| policy.parked().and_then(|parked| parked.retry_at));
+    let now = pools.0.sandboxes.means().clock.tick();
+    if resting.is_some_and(|at| now < at) || !pool.wants() {
+        return;
+    }
+    if let Err(error) = pools.0.templates.may_look_inside(&pool.key()) {
+        let (reason, message) = (error.reason(), error.chain());
+        tracing::warn!(pool = %pool.name(), reason = reason.as_str(), %message, "a pool that looks into TLS is not refilled");
+        fail(pool, reason, message);
+        pools.changed();
+    }
 }
 
 async fn make_one(pools: Pools, piece: Piece, capture: Capture) {

@@ -1,10 +1,11 @@
 //! One build: boot, agent, warm-up, quiesce, capture, check. Whatever fails, nothing of it is left.
 
-use std::{fmt, panic::AssertUnwindSafe, path::PathBuf, time::Duration};
+use std::{fmt, panic::AssertUnwindSafe, path::PathBuf, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
 use sandbox_protocol::{
+    ca,
     id::{RequestId, SandboxId},
     v1::LinkHello,
 };
@@ -13,11 +14,12 @@ use tokio::time::timeout;
 use super::{
     Spec, TemplateError, Templates,
     building::{BuildEvent, BuildStep, Building, Progress},
-    catalog,
+    catalog, roots,
 };
 use crate::{
     admission::Reservation,
     agent::{self, Ended, RenewMode, RenewSpec},
+    ca::Trust,
     clock::Tick,
     disk,
     engine::{Capture, CaptureManifest, Captured, ImageRef, Machine, Place, Port, PortName, Purpose, Tap},
@@ -26,7 +28,7 @@ use crate::{
     link::{self, Link, LinkError, Opened},
     net, random, tasks,
     telemetry::chain,
-    words::{Lane, PoolKey, Size},
+    words::{EngineKind, Lane, PoolKey, Size},
 };
 
 /// A boot, up to the agent's answer; under software emulation on a busy host it takes tens of seconds.
@@ -50,6 +52,8 @@ struct Bench<'a> {
     machine: Option<Box<dyn Machine>>,
     /// The slot of the machine, on lane guarded.
     taken: Option<net::Taken>,
+    /// What its guest is to trust, the same from the beginning to the end.
+    trust: Option<Arc<Trust>>,
     step: BuildStep,
 }
 
@@ -87,6 +91,7 @@ pub(super) async fn run(
         staging,
         machine: None,
         taken: None,
+        trust: templates.trust(),
         step: BuildStep::Boot,
     };
     // A panic ends the build like any other failure: its machine and its folder are given back below.
@@ -169,6 +174,11 @@ impl Bench<'_> {
             proto_min: taken.hello.proto_min,
             proto_max: taken.hello.proto_max,
             warmup: spec.warmup.clone(),
+            ca: self
+                .trust
+                .as_ref()
+                .map(|trust| trust.roots.clone())
+                .unwrap_or_default(),
             created_at: means.clock.wall(),
             ram: taken.captured.ram,
             state: taken.captured.state,
@@ -194,6 +204,7 @@ impl Bench<'_> {
         self.enter(BuildStep::Agent);
         let hello = opened.hello.clone();
         self.renew(&opened.link, RenewMode::Boot).await?;
+        self.bring_roots(&opened.link).await?;
         self.warm_up(spec, &opened.link).await?;
 
         self.enter(BuildStep::Quiesce);
@@ -301,6 +312,35 @@ impl Bench<'_> {
         )
         .await
         .map(drop)
+    }
+
+    /// Puts the host's roots where the guest's programs look for those that they trust. The stub's guests have no files but
+    /// the host's own.
+    async fn bring_roots(&self, link: &Link) -> Result<(), TemplateError> {
+        let Some(trust) = &self.trust else { return Ok(()) };
+        if self.templates.0.means.engine.kind() == EngineKind::Stub {
+            return Ok(());
+        }
+        let argv = [
+            "/bin/sh",
+            "-c",
+            roots::SCRIPT,
+            "sh",
+            ca::ROOTS,
+            ca::STORE,
+            &trust.pem,
+        ];
+        let argv = argv.map(|arg| Bytes::copy_from_slice(arg.as_bytes()));
+        let ran = self
+            .within(CONTROL, agent::exec_once(link, &argv, CONTROL))
+            .await?;
+        match ran.ended {
+            Ended::Code(0) => Ok(()),
+            Ended::Code(_) | Ended::Signal(_) | Ended::TimedOut => Err(self.failed(format_args!(
+                "the host's roots cannot be put into the guest: {}",
+                ran.said()
+            ))),
+        }
     }
 
     async fn warm_up(&mut self, spec: &Spec, link: &Link) -> Result<(), TemplateError> {

@@ -4,6 +4,7 @@ use std::{fs, io, path::Path, str::FromStr as _, time::Duration};
 
 use super::{Spec, TemplateError};
 use crate::{
+    ca::Fingerprint,
     disk,
     engine::Capture,
     telemetry::chain,
@@ -52,6 +53,33 @@ fn variants(dir: &Path, template: &Name, found: &mut Vec<(PoolKey, Capture)>) ->
         }
     }
     Ok(())
+}
+
+/// The roots that each usable variant below this folder says it trusts, by `template-lane-size`. Changes nothing.
+///
+/// # Errors
+/// The kernel's; a folder that is not there holds nothing.
+pub fn coverage(dir: &Path) -> io::Result<Vec<(String, Vec<Fingerprint>)>> {
+    let entries = match fs::read_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        if let Ok(template) = Name::from_str(&entry.file_name().to_string_lossy()) {
+            variants(&entry.path(), &template, &mut found)?;
+        }
+    }
+    let mut named: Vec<_> = found
+        .into_iter()
+        .map(|(key, capture)| {
+            let name = format!("{}-{}", key.template, folder(&key));
+            (name, capture.manifest().ca.clone())
+        })
+        .collect();
+    named.sort();
+    Ok(named)
 }
 
 fn key_of(template: &Name, folder: &str) -> Option<PoolKey> {

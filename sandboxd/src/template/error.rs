@@ -51,6 +51,20 @@ pub enum TemplateError {
     /// Its agent and this daemon have no protocol in common.
     #[error("its agent speaks another protocol: {0}")]
     TooOld(String),
+    /// Its guests would not trust what doors show them that look into TLS.
+    #[error("template {template} lacks root {root} of this node: build it anew")]
+    CaNotInTemplate {
+        /// The template.
+        template: Name,
+        /// The first digits of the root's fingerprint.
+        root: String,
+    },
+    /// There is none yet, so that nothing can be said of its guests.
+    #[error("template {0} has to be built before a rule can look into its tunnels")]
+    NotBuilt(Name),
+    /// This node has no CA.
+    #[error("this node has no certificates to look into TLS with")]
+    NoCa,
     /// The machine could not be driven.
     #[error("the machine failed at step {step}")]
     Engine {
@@ -99,6 +113,7 @@ impl TemplateError {
             | Self::Disk { .. }
             | Self::BrokeOff(_)
             | Self::Cancelled => Reason::TemplateFailed,
+            Self::CaNotInTemplate { .. } | Self::NotBuilt(_) | Self::NoCa => Reason::CaNotInTemplate,
             Self::TooOld(_) => Reason::TemplateTooOld,
             Self::Shared(error) => error.reason(),
         }

@@ -4,7 +4,7 @@
 //! renamed. That directory is its own record; the journal holds none. What is stale (another QEMU, another image, another
 //! warm-up) is not used but built anew.
 //!
-//! May call: agent, link, engine, image, net, admission.
+//! May call: agent, ca, link, engine, image, net, admission.
 //! Never inside: a change of what is complete; a guess.
 //! Invariant 09: what outlives power is synced, data before record (the rename is the record).
 //! Cancel safety: a build goes on while somebody waits for it, and leaves nothing when the last one is gone.
@@ -13,6 +13,7 @@ mod build;
 mod building;
 mod catalog;
 mod error;
+mod roots;
 mod templates;
 #[cfg(test)]
 mod tests;
@@ -29,10 +30,12 @@ use std::{
 use self::building::Building;
 pub use self::{
     building::{Build, BuildEvent, BuildStep, Progress},
+    catalog::coverage,
     error::TemplateError,
 };
 use crate::{
     admission::Admission,
+    ca::Trust,
     clock::Clock,
     engine::{Capture, Engine},
     feed::Feed,
@@ -109,6 +112,8 @@ struct Known {
     file: BTreeMap<Name, Spec>,
     /// Of the API; none that the file names.
     made: BTreeMap<Name, Spec>,
+    /// What guests of builds from now on are to trust; none: this node looks into nothing.
+    trust: Option<Arc<Trust>>,
 }
 
 impl Known {

@@ -14,7 +14,7 @@ use toml::de::DeValue;
 use super::{LIST, exists, or, table_name};
 use crate::{
     config::{
-        types::Egress,
+        types::{Egress, EgressTls},
         values,
         walk::{Found, Section, Walk, Wrong},
     },
@@ -34,6 +34,7 @@ pub(super) fn egress(walk: &mut Walk, root: &mut Section<'_>) -> Egress {
     let mut resolver = walk.section(&mut table, "resolver");
     let servers = plain(walk.list(&mut resolver, "servers", LIST, server));
     walk.done(resolver);
+    let tls = tls(walk, &mut table);
     let vetting = Vetting {
         own: plain(walk.list(&mut table, "own_addresses", LIST, net)),
         own_ports: BTreeSet::new(),
@@ -45,7 +46,22 @@ pub(super) fn egress(walk: &mut Walk, root: &mut Section<'_>) -> Egress {
         policies,
         servers,
         vetting,
+        tls,
     }
+}
+
+/// `[egress.tls]`. The files are opened by whoever uses them, at the start and at a reload.
+fn tls(walk: &mut Walk, egress: &mut Section<'_>) -> EgressTls {
+    let mut table = walk.section(egress, "tls");
+    let tls = EgressTls {
+        extra_roots: plain(walk.list(&mut table, "extra_roots", LIST, values::path)),
+        ca_dir: or(
+            walk.get(&mut table, "ca_dir", values::path),
+            EgressTls::default().ca_dir,
+        ),
+    };
+    walk.done(table);
+    tls
 }
 
 /// The policy that a pool or tenant names; empty: none.
@@ -149,16 +165,10 @@ fn rule(walk: &mut Walk, table: &mut Section<'_>) -> (RuleFields, Spans) {
     let paths = texts(walk, table, "paths");
     let ports = walk.list(table, "ports", LIST, values::count(1..=65_535));
     let ports = noted(&mut spans, "ports", ports);
-    if let Some(intercept) = walk.get(table, "intercept", values::flag)
-        && intercept.value
-    {
-        let key = table.key("intercept");
-        let wrong = Wrong::new(
-            format!("`{key}`: this version does not look into TLS"),
-            "leave it out: a rule without methods and paths covers tunnels",
-        );
-        walk.mistake(intercept.span, key, wrong);
-    }
+    let intercept = walk.get(table, "intercept", values::flag).is_some_and(|found| {
+        spans.fields.push(("intercept", found.span));
+        found.value
+    });
     let fields = RuleFields {
         id,
         effect,
@@ -166,6 +176,7 @@ fn rule(walk: &mut Walk, table: &mut Section<'_>) -> (RuleFields, Spans) {
         ports,
         methods,
         paths,
+        intercept,
         message,
         ..RuleFields::default()
     };

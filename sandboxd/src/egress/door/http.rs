@@ -15,6 +15,7 @@ use super::{
     Visit, farewell,
     gate::{Gate, Over},
     guard::FIELDS,
+    intercept,
     onward::{self, Asked, Body},
     tunnel,
 };
@@ -24,7 +25,7 @@ use crate::{
 };
 
 /// What hyper buffers of a connection: a whole head, which the guard bounds.
-const BUFFER: usize = 128 * 1024;
+pub(super) const BUFFER: usize = 128 * 1024;
 /// That a tunnel stands.
 const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection established\r\n\r\n";
 
@@ -67,11 +68,26 @@ where
 }
 
 /// A tunnel. Whatever is refused closes the connection: nothing behind it is parsed.
-async fn connect_to<T>(visit: &Visit, mut io: T, early: &[u8], text: &str)
+async fn connect_to<T>(visit: &Arc<Visit>, mut io: T, early: &[u8], text: &str)
 where
-    T: AsyncRead + AsyncWrite + Send + Unpin,
+    T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let reached = match Authority::parse(text, None) {
+    let target = Authority::parse(text, None);
+    if let Some(target) = target.as_ref().ok().and_then(|target| visit.looks_inside(target)) {
+        let Some(means) = visit.interception() else {
+            let denial = visit.refuse(DoorReason::CaUnavailable, &target.to_string());
+            if io.write_all(&denial.bytes()).await.is_ok() {
+                farewell(io).await;
+            }
+            return;
+        };
+        if io.write_all(ESTABLISHED).await.is_ok() {
+            let early = Bytes::copy_from_slice(early);
+            Box::pin(intercept::run(visit, &means, io, early, target)).await;
+        }
+        return;
+    }
+    let reached = match target {
         Ok(target) => Box::pin(visit.reach(&target, Seen::Tunnel)).await,
         Err(error) => Err(visit.refuse(error.reason(), text)),
     };

@@ -4,6 +4,7 @@ mod dns;
 mod gate;
 pub mod guard;
 mod http;
+pub mod intercept;
 mod keep;
 mod link;
 mod onward;

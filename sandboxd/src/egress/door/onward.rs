@@ -151,7 +151,7 @@ impl Drop for AbortOnDrop {
 
 /// Removes what is about one connection: the fields known for it, and those that Connection names. Host and the lengths
 /// are written behind this, so that nobody can name them away.
-fn strip(headers: &mut HeaderMap) {
+pub(super) fn strip(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
         .get_all(header::CONNECTION)
         .iter()

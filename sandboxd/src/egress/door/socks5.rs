@@ -1,6 +1,9 @@
 //! The SOCKS5 door: no authentication, CONNECT only; otherwise a second way to ask for the same tunnel.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::{
+    net::{Ipv4Addr, Ipv6Addr},
+    sync::Arc,
+};
 
 use sandbox_protocol::door::DoorReason;
 use tokio::{
@@ -8,7 +11,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::{HEAD_TIME, Visit, farewell, tunnel};
+use super::{HEAD_TIME, Visit, farewell, intercept, tunnel};
 use crate::policy::{Authority, Host};
 
 /// No method that we have.
@@ -98,8 +101,9 @@ pub(super) const fn reply(code: u8) -> [u8; 10] {
 /// Serves one connection.
 pub(super) async fn serve<T>(visit: Visit, mut io: T)
 where
-    T: AsyncRead + AsyncWrite + Send + Unpin,
+    T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
+    let visit = Arc::new(visit);
     let (asked, early) = match timeout(HEAD_TIME, ask(&mut io)).await {
         Ok(Some(asked)) => asked,
         Ok(None) => return farewell(io).await,
@@ -110,6 +114,17 @@ where
     };
     let refused = match asked {
         Wish::Not(reason, target) => visit.refuse(reason, &target).reason,
+        Wish::Tunnel(target) if let Some(target) = visit.looks_inside(&target) => {
+            if let Some(means) = visit.interception() {
+                if io.write_all(&reply(0)).await.is_ok() {
+                    Box::pin(intercept::run(&visit, &means, io, early.into(), target)).await;
+                }
+                return;
+            }
+            visit
+                .refuse(DoorReason::CaUnavailable, &target.to_string())
+                .reason
+        }
         Wish::Tunnel(target) => match Box::pin(visit.reach(&target, crate::policy::Seen::Tunnel)).await {
             Ok(reached) => {
                 if io.write_all(&reply(0)).await.is_ok() {

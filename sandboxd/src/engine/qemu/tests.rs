@@ -115,6 +115,7 @@ async fn capture(engine: &QemuEngine, root: &Path) -> Capture {
         proto_min: 1,
         proto_max: 1,
         warmup: Vec::new(),
+        ca: vec![],
         created_at: WallTime::from_micros(0),
         ram: captured.ram,
         state: captured.state,

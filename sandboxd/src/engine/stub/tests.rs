@@ -222,6 +222,7 @@ async fn a_template_of_the_stub_is_a_manifest() {
         proto_min: 1,
         proto_max: 1,
         warmup: vec!["true".to_owned()],
+        ca: vec![],
         created_at: WallTime::from_micros(1),
         ram: captured.ram,
         state: captured.state,

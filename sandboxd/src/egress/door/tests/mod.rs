@@ -3,4 +3,6 @@
 mod arming;
 mod connections;
 mod framing;
+mod intercept;
+mod origin;
 mod policy;

@@ -1,0 +1,267 @@
+//! One request inside: named, judged, written anew, and its answer.
+
+use std::sync::Arc;
+
+use http::{
+    HeaderValue, Method, Request, Response, StatusCode, Uri, Version, header, request,
+    uri::{PathAndQuery, Scheme},
+};
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Incoming;
+use sandbox_protocol::door::DoorReason;
+
+use super::{
+    body::{Body, moving},
+    origin::{NoAnswer, Requests},
+    serve::Busy,
+};
+use crate::{
+    egress::{
+        Denial, Visit,
+        door::onward::{BoxError, strip},
+    },
+    policy::{Authority, Seen},
+};
+
+/// The port of https.
+const HTTPS: u16 = 443;
+
+/// Where the requests of one connection go.
+pub(super) struct Inside {
+    pub(super) visit: Arc<Visit>,
+    /// What the tunnel was asked for.
+    pub(super) target: Authority,
+    /// The origin; or why there is none, which every request is answered.
+    pub(super) origin: Result<Requests, Denial>,
+}
+
+enum Refused {
+    Denied(Denial),
+    /// The connection ends without an answer, as its origin's did.
+    Gone,
+}
+
+impl From<Denial> for Refused {
+    fn from(denial: Denial) -> Self {
+        Self::Denied(denial)
+    }
+}
+
+/// Answers a request. An error ends its connection, or in HTTP/2 its stream.
+pub(super) async fn answer(
+    inside: Arc<Inside>,
+    request: Request<Incoming>,
+    busy: Busy,
+) -> Result<Response<Body>, BoxError> {
+    let is_h2 = request.version() == Version::HTTP_2;
+    let mut response = match Box::pin(pass(&inside, request, busy)).await {
+        Ok(response) => response,
+        Err(Refused::Denied(denial)) => denial
+            .response()
+            .map(|bytes| Full::new(bytes).map_err(|never| match never {}).boxed()),
+        Err(Refused::Gone) => return Err("the origin closed its connection".into()),
+    };
+    if !is_h2 && (inside.origin.is_err() || inside.visit.now().is_none()) {
+        response
+            .headers_mut()
+            .insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    Ok(response)
+}
+
+async fn pass(inside: &Inside, request: Request<Incoming>, busy: Busy) -> Result<Response<Body>, Refused> {
+    let Inside {
+        visit,
+        target,
+        origin,
+    } = inside;
+    let (mut parts, body) = request.into_parts();
+    let path = parts.uri.path_and_query().cloned();
+    let path = path.unwrap_or_else(|| PathAndQuery::from_static("/"));
+    let method = parts.method.clone();
+    let seen = Seen::Inside {
+        method: method.as_str(),
+        path: path.as_str(),
+    };
+    let refuse = |reason| visit.refuse_request(reason, &target.to_string(), seen);
+    named(&parts, target).map_err(refuse)?;
+    // It would show a guest what the host adds.
+    if method == Method::TRACE {
+        return Err(refuse(DoorReason::MethodNotAllowed).into());
+    }
+    let origin = origin.as_ref().map_err(Denial::clone)?;
+    visit.admit(target, seen, origin.address())?;
+    write_anew(&mut parts, path.clone(), target, origin.is_h2()).map_err(refuse)?;
+    let mut onwards = Request::new(moving(body, None));
+    *onwards.method_mut() = parts.method;
+    *onwards.uri_mut() = parts.uri;
+    *onwards.version_mut() = if origin.is_h2() {
+        Version::HTTP_2
+    } else {
+        Version::HTTP_11
+    };
+    *onwards.headers_mut() = parts.headers;
+    let response = match origin.send(onwards).await {
+        Ok(response) => response,
+        Err(NoAnswer::Unsent) => return Err(Refused::Gone),
+        Err(NoAnswer::Broken) => return Err(refuse(DoorReason::UpstreamProtocol).into()),
+        Err(NoAnswer::Late) => return Err(refuse(DoorReason::DialTimeout).into()),
+    };
+    // Nobody asked for another protocol.
+    if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+        return Err(refuse(DoorReason::UpstreamProtocol).into());
+    }
+    let (mut parts, body) = response.into_parts();
+    strip(&mut parts.headers);
+    if !origin.is_h2() {
+        parts.version = Version::HTTP_11;
+    }
+    Ok(Response::from_parts(parts, moving(body, Some(busy))))
+}
+
+/// Whether a request is for what the tunnel was asked for, wherever it says so.
+fn named(parts: &request::Parts, target: &Authority) -> Result<(), DoorReason> {
+    let is_h2 = parts.version == Version::HTTP_2;
+    let same = |text: &str| {
+        let named = Authority::parse(text, Some(HTTPS));
+        named.is_ok_and(|named| named == *target)
+    };
+    if parts.method == Method::CONNECT || (parts.uri.path() == "*" && parts.method != Method::OPTIONS) {
+        return Err(DoorReason::BadTarget);
+    }
+    if let Some(authority) = parts.uri.authority() {
+        if parts.uri.scheme() != Some(&Scheme::HTTPS) {
+            return Err(DoorReason::BadTarget);
+        }
+        if !same(authority.as_str()) {
+            return Err(DoorReason::AuthorityMismatch);
+        }
+    }
+    let mut hosts = 0;
+    for host in parts.headers.get_all(header::HOST) {
+        hosts += 1;
+        if !host.to_str().is_ok_and(same) {
+            return Err(DoorReason::AuthorityMismatch);
+        }
+    }
+    let is_said = hosts == 1 || (is_h2 && hosts == 0 && parts.uri.authority().is_some());
+    if is_said {
+        Ok(())
+    } else {
+        Err(DoorReason::AuthorityMismatch)
+    }
+}
+
+/// Removes what is about the client's connection, and sets what the door decides: where it goes, by what was judged.
+/// Expect was answered here. No Via: the origin is not told of us.
+fn write_anew(
+    parts: &mut request::Parts,
+    path: PathAndQuery,
+    target: &Authority,
+    is_h2: bool,
+) -> Result<(), DoorReason> {
+    strip(&mut parts.headers);
+    parts.headers.remove(header::EXPECT);
+    parts.headers.remove(header::HOST);
+    let host = if target.port() == HTTPS {
+        target.host().to_string()
+    } else {
+        target.to_string()
+    };
+    if !is_h2 {
+        let host = host.parse().map_err(|_no_value| DoorReason::BadTarget)?;
+        parts.headers.insert(header::HOST, host);
+        parts.uri = Uri::from(path);
+        return Ok(());
+    }
+    let mut uri = http::uri::Parts::default();
+    uri.scheme = Some(Scheme::HTTPS);
+    uri.authority = Some(host.parse().map_err(|_no_authority| DoorReason::BadTarget)?);
+    uri.path_and_query = Some(path);
+    parts.uri = Uri::from_parts(uri).map_err(|_no_uri| DoorReason::BadTarget)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts(version: Version, method: &str, uri: &str, hosts: &[&str]) -> request::Parts {
+        let mut request = Request::builder().version(version).method(method).uri(uri);
+        for host in hosts {
+            request = request.header(header::HOST, *host);
+        }
+        request.body(()).unwrap().into_parts().0
+    }
+
+    #[test]
+    fn a_request_is_for_what_the_tunnel_was_asked_for() {
+        let target = Authority::parse("a.test:443", None).unwrap();
+        let judge = |version, method: &str, uri: &str, hosts: &[&str]| {
+            named(&parts(version, method, uri, hosts), &target)
+        };
+        let (one, two) = (Version::HTTP_11, Version::HTTP_2);
+        for (version, method, uri, hosts) in [
+            (one, "GET", "/x", &["a.test"][..]),
+            (one, "GET", "/x", &["A.test:443"]),
+            (one, "GET", "https://a.test/x", &["a.test"]),
+            (one, "OPTIONS", "*", &["a.test"]),
+            (two, "GET", "https://a.test/x", &[]),
+            (two, "GET", "https://a.test:443/x", &["a.test"]),
+        ] {
+            assert_eq!(judge(version, method, uri, hosts), Ok(()), "{uri} {hosts:?}");
+        }
+        for (version, uri, hosts) in [
+            (one, "/x", &["b.test"][..]),
+            (one, "/x", &["a.test:8443"]),
+            (one, "/x", &["a.test", "a.test"]),
+            (one, "/x", &["u@a.test"]),
+            (one, "/x", &[]),
+            (one, "https://b.test/x", &["a.test"]),
+            (one, "https://a.test/x", &["b.test"]),
+            (two, "https://b.test/x", &[]),
+            (two, "https://a.test/x", &["b.test"]),
+            (two, "/x", &[]),
+        ] {
+            let told = judge(version, "GET", uri, hosts);
+            assert_eq!(told, Err(DoorReason::AuthorityMismatch), "{uri} {hosts:?}");
+        }
+        for (method, uri) in [
+            ("GET", "http://a.test/x"),
+            ("GET", "*"),
+            ("CONNECT", "a.test:443"),
+            ("GET", "a.test:443"),
+        ] {
+            assert_eq!(
+                judge(one, method, uri, &["a.test"]),
+                Err(DoorReason::BadTarget),
+                "{uri}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_goes_out_names_what_was_judged() {
+        let path = || PathAndQuery::from_static("/x?y");
+        for (text, host) in [
+            ("a.test:443", "a.test"),
+            ("a.test:8443", "a.test:8443"),
+            ("[2001:db8::1]:443", "[2001:db8::1]"),
+        ] {
+            let target = Authority::parse(text, None).unwrap();
+            let mut one = parts(Version::HTTP_11, "GET", "https://else.test/x?y", &["else.test"]);
+            one.headers
+                .insert(header::CONNECTION, HeaderValue::from_static("host"));
+            write_anew(&mut one, path(), &target, false).unwrap();
+            assert_eq!(
+                (one.uri.to_string(), &one.headers[header::HOST]),
+                ("/x?y".to_owned(), &HeaderValue::from_str(host).unwrap())
+            );
+            assert!(!one.headers.contains_key(header::VIA));
+            let mut two = parts(Version::HTTP_2, "GET", "https://else.test/x?y", &["else.test"]);
+            write_anew(&mut two, path(), &target, true).unwrap();
+            assert_eq!(two.uri.to_string(), format!("https://{host}/x?y"));
+            assert!(!two.headers.contains_key(header::HOST));
+        }
+    }
+}
