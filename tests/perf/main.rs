@@ -163,7 +163,10 @@ async fn whichever() -> Result<String> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
         ["origin"] => proxies::world::origin().await.map(|()| String::new()),
-        ["door"] => proxies::door::serve().await.map(|()| String::new()),
+        ["door"] => proxies::door::serve(None).await.map(|()| String::new()),
+        ["door", dir] => proxies::door::serve(Some(dir.as_ref()))
+            .await
+            .map(|()| String::new()),
         _ => Box::pin(run(&Bench::of(args.into_iter())?)).await,
     }
 }

@@ -10,7 +10,7 @@ const ARMS: [(&str, &str); 3] = [
     ("/arms/guarded/claim_us", "warm claim, lane guarded"),
 ];
 
-const HELD: [Held; 9] = [
+const HELD: [Held; 10] = [
     held(
         "both doors armed / no policy, p50",
         ["/arms/both_doors/claim_us/p50", "/arms/none/claim_us/p50"],
@@ -26,6 +26,14 @@ const HELD: [Held; 9] = [
         "GETs per CPU-second / best of tinyproxy, squid",
         ["/doors/door_http/get_per_cpu_s", "/best/get_per_cpu_s"],
         2.0,
+    ),
+    at_least(
+        "GETs per second with the audit / without",
+        [
+            "/doors/door_http/get_per_s",
+            "/doors/door_unaudited_http/get_per_s",
+        ],
+        0.95,
     ),
     held(
         "CONNECT set-up, p50 / best of tinyproxy, squid",

@@ -22,6 +22,7 @@ mod dial;
 pub mod door;
 mod explain;
 mod interfaces;
+mod node;
 mod pins;
 mod resolve;
 mod secret;
@@ -31,18 +32,6 @@ mod upstream;
 mod visit;
 mod way;
 
-use std::{
-    net::SocketAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-};
-
-use arc_swap::{ArcSwap, ArcSwapOption};
-use sandbox_protocol::{id::SandboxId, limits};
-
-use self::interfaces::Interfaces;
 pub use self::{
     answer::Denial,
     armed::{Armed, Door, DoorKind, Seat},
@@ -51,128 +40,10 @@ pub use self::{
     decisions::{Decided, Decisions, Outcome},
     door::intercept::{Interception, InterceptionError},
     explain::{Explained, explain},
+    node::{Egress, Settings},
     resolve::Resolver,
     secret::{Given, SecretError, Secrets, Unreadable},
     upstream::Routes,
     visit::{Reached, Visit},
     way::Way,
 };
-use crate::{clock::Clock, policy::Vetting, telemetry::metrics::DoorMetrics};
-
-/// Connections of all doors of this node: a bound on descriptors and buffers.
-const NODE_CONNECTIONS: usize = 65_536;
-/// Of one sandbox, those that no other can take from it.
-const KEPT: usize = 8;
-
-/// What the operator may change while doors serve.
-#[derive(Debug, Clone, Default)]
-pub struct Settings {
-    /// Name servers; empty: those of resolv.conf.
-    pub servers: Vec<SocketAddr>,
-    /// What is said about addresses.
-    pub vetting: Vetting,
-    /// Values that requests are given.
-    pub secrets: Secrets,
-    /// Upstream proxies, and where dials leave from.
-    pub routes: Routes,
-}
-
-/// What all doors share; cheap to clone.
-#[derive(Debug, Clone)]
-pub struct Egress(Arc<Inner>);
-
-#[derive(Debug)]
-struct Inner {
-    book: Book,
-    vetting: ArcSwap<Vetting>,
-    interfaces: Interfaces,
-    resolver: ArcSwap<Resolver>,
-    secrets: ArcSwap<Secrets>,
-    routes: ArcSwap<Routes>,
-    decisions: Decisions,
-    interception: ArcSwapOption<Interception>,
-    open: AtomicUsize,
-}
-
-impl Egress {
-    /// Without any policy: every door that is armed denies (`no_policy`).
-    #[must_use]
-    pub fn new(settings: Settings, metrics: DoorMetrics, clock: Clock) -> Self {
-        Self::audited(settings, metrics, clock, Audit::off())
-    }
-
-    /// The same with an audit.
-    #[must_use]
-    pub fn audited(settings: Settings, metrics: DoorMetrics, clock: Clock, audit: Audit) -> Self {
-        Self(Arc::new(Inner {
-            book: Book::default(),
-            vetting: ArcSwap::from_pointee(settings.vetting),
-            interfaces: Interfaces::default(),
-            resolver: ArcSwap::from_pointee(Resolver::new(settings.servers)),
-            secrets: ArcSwap::from_pointee(settings.secrets),
-            routes: ArcSwap::from_pointee(settings.routes),
-            decisions: Decisions::new(metrics, clock, audit),
-            interception: ArcSwapOption::const_empty(),
-            open: AtomicUsize::new(0),
-        }))
-    }
-
-    /// Puts new settings in force, for dials from now on.
-    pub fn set(&self, settings: Settings) {
-        self.0.vetting.store(Arc::new(settings.vetting));
-        self.0.resolver.store(Arc::new(Resolver::new(settings.servers)));
-        self.0.secrets.store(Arc::new(settings.secrets));
-        self.0.routes.store(Arc::new(settings.routes));
-    }
-
-    /// Sets what tunnels that begin from now on are looked into with; none: those that have to be are refused.
-    pub fn set_interception(&self, interception: Option<Interception>) {
-        self.0.interception.store(interception.map(Arc::new));
-    }
-
-    /// What tunnels are looked into with.
-    #[must_use]
-    pub fn interception(&self) -> Option<Arc<Interception>> {
-        self.0.interception.load_full()
-    }
-
-    /// Named policies, and who has which.
-    #[must_use]
-    pub fn book(&self) -> &Book {
-        &self.0.book
-    }
-
-    /// What doors decided.
-    #[must_use]
-    pub fn decisions(&self) -> &Decisions {
-        &self.0.decisions
-    }
-
-    /// Where decisions are written.
-    #[must_use]
-    pub fn audit(&self) -> &Audit {
-        self.0.decisions.audit()
-    }
-
-    /// A door of a sandbox, unarmed.
-    #[must_use]
-    pub fn door(&self, sandbox: SandboxId) -> Door {
-        Door::new(self.clone(), sandbox)
-    }
-
-    /// Counts a connection in, if the node has room for it; `mine`: those that its sandbox has already.
-    fn enter(&self, mine: usize) -> bool {
-        let before = self.0.open.fetch_add(1, Ordering::Relaxed);
-        if mine < KEPT || before < NODE_CONNECTIONS {
-            return true;
-        }
-        self.0.open.fetch_sub(1, Ordering::Relaxed);
-        false
-    }
-
-    fn leave(&self) {
-        self.0.open.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-const _: () = assert!(KEPT < limits::DOOR_CONNECTIONS);

@@ -16,7 +16,8 @@ use tokio::{
 
 use super::{door::Accepted, *};
 use crate::{
-    policy::{HostPattern, Internal, Layer, Mode, Opening, RuleFields, SecretSource, SecretTerms},
+    clock::Clock,
+    policy::{HostPattern, Internal, Layer, Mode, Opening, RuleFields, SecretSource, SecretTerms, Vetting},
     tasks,
     telemetry::metrics::Metrics,
     words::{Name, OPERATOR},

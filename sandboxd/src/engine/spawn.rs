@@ -15,7 +15,7 @@ use rustix::process::Signal;
 use tokio::{
     net::UnixStream,
     sync::{OnceCell, oneshot},
-    time::timeout,
+    time::{sleep, timeout},
 };
 
 use super::{
@@ -33,6 +33,8 @@ use crate::{
 
 /// From SIGKILL to proved death; the kernel needs milliseconds unless the process hangs in a driver.
 const DEATH: Duration = Duration::from_secs(10);
+/// Between two looks whether a port has room.
+const ROOM: Duration = Duration::from_millis(1);
 /// Bytes of a console or error file that are looked at.
 const TAIL: u64 = 1024;
 
@@ -274,15 +276,21 @@ impl Housed {
         Pulse::of(&self.process)
     }
 
-    /// Opens the host's end of a port.
+    /// Opens the host's end of a port, as soon as it has room. Whoever calls has a limit. Cancel safe.
     pub(super) async fn connect(&self, port: PortName) -> Result<UnixStream, EngineError> {
-        if let Some(status) = self.ended() {
-            return Err(EngineError::Gone {
-                why: status.to_owned(),
-            });
+        loop {
+            if let Some(status) = self.ended() {
+                return Err(EngineError::Gone {
+                    why: status.to_owned(),
+                });
+            }
+            match self.dir.connect(port.socket()).await {
+                Ok(stream) => return Ok(stream),
+                // An emulator takes one connection at a time, and queues one. No event tells that there is room again.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => sleep(ROOM).await,
+                Err(error) => return Err(EngineError::host(format!("open port {}", port.as_str()), error)),
+            }
         }
-        let connected = self.dir.connect(port.socket()).await;
-        connected.map_err(|error| EngineError::host(format!("open port {}", port.as_str()), error))
     }
 
     pub(super) fn dir(&self) -> Arc<SlotDir> {

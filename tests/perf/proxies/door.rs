@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::{Ipv4Addr, TcpListener},
+    path::Path,
     sync::Arc,
     time::Duration,
 };
@@ -12,7 +13,8 @@ use rustix::net::sockopt::set_socket_linger;
 use sandbox_protocol::id::{ClaimId, SandboxId};
 use sandboxd::{
     clock::Clock,
-    egress::{Egress, PoolTerms, Settings},
+    egress::{Audit, Egress, PoolTerms, Settings, audit},
+    journal::Heads,
     policy::{Internal, Layer, Mode, Opening, RuleFields, Vetting},
     telemetry::metrics::Metrics,
     words::{Name, OPERATOR},
@@ -48,12 +50,12 @@ fn policy() -> Result<Layer> {
         .map_err(|faults| anyhow::anyhow!("{faults:?}"))
 }
 
-/// Serves until it is killed. Says its ports: HTTP, SOCKS5.
+/// Serves until it is killed; with an audit in this folder, if one is named. Says its ports: HTTP, SOCKS5.
 #[expect(
     clippy::print_stdout,
     reason = "the printer of a program that its parent reads"
 )]
-pub(crate) async fn serve() -> Result<()> {
+pub(crate) async fn serve(audited: Option<&Path>) -> Result<()> {
     let vetting = Vetting {
         internal: vec![Internal {
             net: format!("{ORIGIN}/32").parse()?,
@@ -67,7 +69,21 @@ pub(crate) async fn serve() -> Result<()> {
         vetting,
         ..Settings::default()
     };
-    let egress = Egress::new(settings, Metrics::new().door.clone(), Clock::host());
+    let metrics = Metrics::new();
+    let audit = match audited {
+        None => Audit::off(),
+        Some(dir) => Audit::open(audit::Options {
+            state_dir: dir.to_owned(),
+            queue: audit::QUEUE,
+            spare: audit::SPARE,
+            heads: Heads::default(),
+            journal: None,
+            metrics: metrics.audit.clone(),
+            clock: Clock::host(),
+        })
+        .context("open the audit")?,
+    };
+    let egress = Egress::audited(settings, metrics.door.clone(), Clock::host(), audit);
     let name: Name = "bench".parse()?;
     let policies = BTreeMap::from([(name.clone(), Arc::new(policy()?))]);
     egress.book().set(policies, BTreeMap::new());

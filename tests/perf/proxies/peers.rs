@@ -1,8 +1,9 @@
-//! The proxies: how each is configured, started on its core, and ended. None writes a log of requests but ours, which keeps
-//! its decisions.
+//! The proxies: how each is configured, started on its core, and ended. None writes a log of requests but ours, which has its
+//! audit.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
+    path::Path,
     process::Stdio,
     time::Duration,
 };
@@ -26,6 +27,8 @@ const LOOK: Duration = Duration::from_millis(20);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Peer {
     Door,
+    /// Without its audit.
+    DoorUnaudited,
     Tinyproxy,
     Squid,
     Dante,
@@ -33,8 +36,9 @@ pub(super) enum Peer {
 }
 
 impl Peer {
-    pub(super) const ALL: [Self; 5] = [
+    pub(super) const ALL: [Self; 6] = [
         Self::Door,
+        Self::DoorUnaudited,
         Self::Tinyproxy,
         Self::Squid,
         Self::Dante,
@@ -44,6 +48,7 @@ impl Peer {
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Door => "door",
+            Self::DoorUnaudited => "door_unaudited",
             Self::Tinyproxy => "tinyproxy",
             Self::Squid => "squid",
             Self::Dante => "dante",
@@ -54,7 +59,7 @@ impl Peer {
     pub(super) const fn speaks(self) -> &'static [Speaks] {
         match self {
             Self::Door => &[Speaks::Http, Speaks::Socks5],
-            Self::Tinyproxy | Self::Squid => &[Speaks::Http],
+            Self::DoorUnaudited | Self::Tinyproxy | Self::Squid => &[Speaks::Http],
             Self::Dante | Self::Microsocks => &[Speaks::Socks5],
         }
     }
@@ -62,9 +67,14 @@ impl Peer {
     /// How it is started, and its configuration, which lies at `path`.
     fn recipe(self, port: u16, path: &str) -> Result<(Vec<String>, String)> {
         Ok(match self {
-            Self::Door => {
+            Self::Door | Self::DoorUnaudited => {
                 let own = std::env::current_exe()?.display().to_string();
-                (vec![own, "door".to_owned()], String::new())
+                let mut args = vec![own, "door".to_owned()];
+                if self == Self::Door {
+                    let dir = Path::new(path).parent().context("no folder")?;
+                    args.push(dir.display().to_string());
+                }
+                (args, String::new())
             }
             Self::Tinyproxy => (
                 ["tinyproxy", "-d", "-c", path].map(str::to_owned).into(),
@@ -126,7 +136,7 @@ impl Running {
             .kill_on_drop(true)
             .spawn()
             .context("start a proxy with taskset")?;
-        let at = if peer == Peer::Door {
+        let at = if matches!(peer, Peer::Door | Peer::DoorUnaudited) {
             let mut lines = BufReader::new(child.stdout.take().context("no output")?).lines();
             let line = lines.next_line().await?.context("the door ended early")?;
             let ports = line

@@ -120,6 +120,8 @@ async fn wait_and_connect(dir: &SlotDir, name: &str) -> io::Result<UnixStream> {
             (Err(error), Some(watch)) if error.kind() == io::ErrorKind::NotFound => changed(watch).await?,
             // Its name is there, its listener is not yet, and no event tells of that: `bind` and `listen` are two calls.
             (Err(error), _) if error.kind() == io::ErrorKind::ConnectionRefused => sleep(LISTENING).await,
+            // More have come than it has taken yet, and no event tells that there is room again.
+            (Err(error), _) if error.kind() == io::ErrorKind::WouldBlock => sleep(LISTENING).await,
             (Err(error), _) => return Err(error),
         }
     }

@@ -104,6 +104,28 @@ async fn a_served_machine_outlives_its_engine_and_is_killed_once() {
     second.reap(SlotNumber(3)).await.unwrap();
 }
 
+/// The emulator serves one connection and queues few: the next one waits for room, and fails nobody.
+#[tokio::test]
+async fn a_port_that_is_full_is_waited_for() {
+    let root = tempfile::tempdir().unwrap();
+    let engine = engine(root.path(), StubAgent::Process(silkd(root.path(), "")), "");
+    let machine = boot(&engine, 1).await.unwrap();
+    let mut held = vec![machine.connect(PortName::Agent).await];
+    let mut waiting = loop {
+        let mut next = machine.connect(PortName::Agent);
+        match timeout(Duration::from_millis(100), &mut next).await {
+            Ok(connected) => held.push(connected),
+            Err(_full) => break next,
+        }
+        assert!(held.iter().all(is_stream) && held.len() < 64, "{held:?}");
+    };
+    drop(held);
+    let connected = timeout(HANG, &mut waiting).await.unwrap();
+    assert!(is_stream(&connected), "{connected:?}");
+    drop((waiting, connected));
+    machine.kill().await.unwrap();
+}
+
 #[tokio::test]
 async fn a_program_that_ends_before_it_serves_leaves_nothing() {
     let root = tempfile::tempdir().unwrap();
