@@ -108,6 +108,7 @@ rules = [
         "12 egress.policy.p.rules.id",
         "12 egress.policy.p.rules.host",
         "12 egress.policy.p.rules.ports",
+        "13 egress.policy.p.rules.intercept",
         "14 egress.policy.p.rules.ports",
         "14 egress.policy.p.rules.secret",
     ] {

@@ -1,7 +1,7 @@
 //! The audit: a line for each decision of a door and each end of a connection, and a line a minute for what each claim used.
 //!
 //! Doors push into a bounded queue and go on; one thread writes, syncs and turns files over. What finds no room is counted,
-//! and a line says so in its place. Both files are chains ([`verify`] follows them), and the journal keeps their heads.
+//! and a line says so in its place. Both files are chains ([`verify()`] follows them), and the journal keeps their heads.
 //! A disk that is full, or a folder that cannot be made, holds up nobody: lines wait within their bound, and are written
 //! when there is room again.
 
