@@ -15,7 +15,7 @@ use super::origin::{Inspected, Proof, TlsOrigin, World, client};
 use crate::{
     egress::{
         DoorKind, Outcome,
-        tests::{Bench, rule, socks5, tunnel, within},
+        tests::{Bench, rule, secret_terms, secrets, socks5, tunnel, within},
     },
     policy::{Effect, RuleFields},
     tasks,
@@ -450,6 +450,52 @@ async fn tls_upstream_verified() {
     let mut io = bench.connect(DoorKind::Http);
     let status = tunnel(&mut io, &format!("allowed.test:{}", origin.port)).await;
     assert_eq!(status, "HTTP/1.1 403 host_not_allowed");
+}
+
+/// Through a whole tunnel; which requests are given one is the matter of `secret_only_to_verified_origin`.
+#[tokio::test]
+async fn secrets_go_inside_to_an_origin_that_proved_itself() {
+    for proof in [Proof::Good, Proof::Expired, Proof::OtherName, Proof::UnknownRoot] {
+        let (bench, inspected, origin) = bench(proof, &["h2", "http/1.1"]).await;
+        bench.set(|settings| {
+            settings.secrets = secrets(&[("s", secret_terms(Some("authorization")))], "hush")
+        });
+        bench.open(origin.port);
+        bench.policy(vec![RuleFields {
+            secret: Some("s".into()),
+            ..inside("t", "allowed.test", origin.port)
+        }]);
+        bench.arm();
+        let own = format!("allowed.test:{}", origin.port);
+        for alpn in ["h2", "http/1.1"] {
+            let io = open(&bench, DoorKind::Http, "allowed.test", origin.port).await;
+            let tls = client(io, inspected.trust(), "allowed.test", true, &[alpn]).await;
+            let (uri, host) = match alpn {
+                "h2" => (format!("https://{own}/x"), None),
+                _ => ("/x".to_owned(), Some(&*own)),
+            };
+            let mut request = request("GET", &uri, host, "");
+            request
+                .headers_mut()
+                .append("authorization", "mine".parse().unwrap());
+            let told = match alpn {
+                "h2" => ask2(&mut http2(tls.unwrap()).await, request).await,
+                _ => ask1(&mut http1(tls.unwrap()).await, request).await,
+            };
+            if proof != Proof::Good {
+                assert_eq!((told.status.as_u16(), told.reason()), (502, "upstream_tls"));
+                assert_eq!(origin.seen(), Vec::<String>::new(), "{alpn}");
+                continue;
+            }
+            assert!(
+                told.body.ends_with("given [\"Bearer hush\"]"),
+                "{alpn}: {}",
+                told.body
+            );
+            let (decided, _, _) = bench.egress.decisions().read(Some(0));
+            assert_eq!(decided.last().unwrap().secret.as_deref(), Some("s"), "{alpn}");
+        }
+    }
 }
 
 #[tokio::test]

@@ -158,6 +158,13 @@ async fn answer(
         host.unwrap_or_default(),
         String::from_utf8_lossy(&body.unwrap_or_default()),
     );
+    let given = parts.headers.get_all("authorization").iter();
+    let given: Vec<&str> = given.map(|value| value.to_str().unwrap()).collect();
+    let text = if given.is_empty() {
+        text
+    } else {
+        format!("{text}given {given:?}")
+    };
     seen.lock().unwrap().push(text.trim_end().to_owned());
     let mut response = if parts.uri.path() == "/grpc" {
         let mut trailers = HeaderMap::new();
