@@ -50,6 +50,16 @@ where
     thread::Builder::new().name(name.to_owned()).spawn(f)
 }
 
+/// How far a thread that nobody waits for steps back, of 19: where there is no processor for all, it gets a tenth.
+const BACKGROUND: i32 = 10;
+
+/// Lets the threads that serve calls go before this one. Where the kernel forbids it, it goes on as before.
+pub fn step_back() {
+    if let Err(error) = rustix::process::setpriority_process(None, BACKGROUND) {
+        tracing::debug!(%error, "a background thread keeps its priority");
+    }
+}
+
 // A combinator: an async function would hold its argument twice, and each task with it.
 fn named<F: Future>(name: &'static str, future: F) -> impl Future<Output = F::Output> {
     future.inspect(move |_output| tracing::trace!(task = name, "task over"))

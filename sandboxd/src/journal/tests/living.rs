@@ -333,3 +333,21 @@ async fn a_long_history_replays_to_its_living() {
     assert_eq!((living, opened.state.sandboxes.len()), (20, 1000));
     journal.close().await.unwrap();
 }
+
+/// Folding is nobody's answer: where processors are few, claims go first.
+#[tokio::test]
+async fn the_keeper_steps_back_for_those_who_serve() {
+    let dir = tempfile::tempdir().unwrap();
+    let (journal, _opened) = open(dir.path());
+    append(&journal, &life(1));
+    journal.folded().await.unwrap();
+    let tasks = fs::read_dir("/proc/self/task").unwrap();
+    let keepers = tasks.filter_map(|task| {
+        let stat = fs::read_to_string(task.unwrap().path().join("stat")).ok()?;
+        let (name, rest) = stat.rsplit_once(") ")?;
+        // Behind the name: state, then numbers; nice is the 19th field of all.
+        name.ends_with("(journal-keeper")
+            .then(|| rest.split(' ').nth(16).unwrap().to_owned())
+    });
+    assert_eq!(keepers.collect::<Vec<_>>(), ["10"]);
+}
