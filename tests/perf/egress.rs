@@ -30,7 +30,7 @@ const ARMS: [Terms; 3] = [
         egress: "",
     },
     Terms {
-        name: "both_doors",
+        name: "both-doors",
         lane: Lane::None,
         egress: "bench",
     },
@@ -43,13 +43,13 @@ const ARMS: [Terms; 3] = [
 
 pub(crate) async fn run(bench: &Bench) -> Result<Value> {
     let before = host::load();
+    let doors = Box::pin(proxies::run(bench))
+        .await
+        .context("doors beside other proxies")?;
     let claims = Box::pin(claims(bench)).await.context("claims");
     // Its namespace outlives a daemon, and is nobody's when the bench is over.
     sandboxd::net::purge(&Doors::namespace().parse()?).context("purge the bench's network namespace")?;
     let claims = claims?;
-    let doors = Box::pin(proxies::run(bench))
-        .await
-        .context("doors beside other proxies")?;
     Ok(json!({
         "bench": "egress",
         "host": host::describe(&bench.out).await?,
@@ -99,6 +99,7 @@ async fn claims(bench: &Bench) -> Result<Value> {
                 let taken = stock.take(usize::try_from(BLOCK)?, 1, arm).await?;
                 release(taken).await?;
             }
+            bench.say(&format!("claims: round {round} of {ROUNDS}"));
             if round > 0 {
                 stocks.iter_mut().for_each(|(_name, _stock, arm)| arm.round());
             }
@@ -108,7 +109,7 @@ async fn claims(bench: &Bench) -> Result<Value> {
             let counts = counts_of(&mut stock).await?;
             let row = json!({ "claim_us": arm.json(), "counts": counts });
             bench.say(&format!("{name}: {row}"));
-            figures.insert(name.to_owned(), row);
+            figures.insert(name.replace('-', "_"), row);
         }
         anyhow::Ok(Value::Object(figures))
     })

@@ -98,6 +98,14 @@ pub(crate) async fn run(bench: &Bench) -> Result<Value> {
 
 async fn pinned(bench: &Bench) -> Result<Value> {
     let world = Box::pin(World::make()).await?;
+    let outcome = Box::pin(rounds(bench)).await;
+    let removed = world.remove().await;
+    let figures = outcome?;
+    removed?;
+    Ok(figures)
+}
+
+async fn rounds(bench: &Bench) -> Result<Value> {
     let mut seen = Peer::ALL
         .iter()
         .flat_map(|peer| peer.speaks().iter().map(|speaks| (*peer, *speaks)))
@@ -127,7 +135,6 @@ async fn pinned(bench: &Bench) -> Result<Value> {
         figures.insert(name, row);
     }
     figures.insert("denial_us".to_owned(), denied.json());
-    world.remove().await?;
     Ok(json!(figures))
 }
 

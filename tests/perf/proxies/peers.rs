@@ -99,7 +99,7 @@ impl Peer {
                 ),
             ),
             Self::Microsocks => (
-                ["microsocks", "-q", "-i", "127.0.0.1", "-p", &port.to_string()]
+                ["microsocks", "-i", "127.0.0.1", "-p", &port.to_string()]
                     .map(str::to_owned)
                     .into(),
                 String::new(),
