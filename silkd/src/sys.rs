@@ -97,10 +97,13 @@ pub(crate) struct Wire {
 
 /// Whom a program runs as.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Ids {
-    pub(crate) uid: u32,
-    pub(crate) gid: u32,
-    pub(crate) groups: Vec<u32>,
+pub struct Ids {
+    /// User.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// All groups, `gid` among them.
+    pub groups: Vec<u32>,
 }
 
 /// All that a child needs, prepared by the parent.

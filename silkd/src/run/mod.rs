@@ -44,7 +44,7 @@ mod spawn;
 mod strings;
 mod table;
 mod time;
-mod users;
+pub mod users;
 
 #[cfg(test)]
 mod tests;

@@ -34,12 +34,15 @@ pub(super) struct Entry<'a> {
 
 /// Who a program runs as, and what its environment says about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct User {
-    pub(super) name: Vec<u8>,
-    pub(super) home: Vec<u8>,
-    pub(super) shell: Vec<u8>,
+pub struct User {
+    /// Name; the number where it has none.
+    pub name: Vec<u8>,
+    /// Home directory.
+    pub home: Vec<u8>,
+    /// Login shell.
+    pub shell: Vec<u8>,
     /// `None`: nobody was asked for, so silkd's own.
-    pub(super) ids: Option<Ids>,
+    pub ids: Option<Ids>,
 }
 
 fn number(text: &[u8]) -> Option<u32> {
@@ -85,7 +88,7 @@ fn groups(file: &[u8]) -> impl Iterator<Item = (&[u8], u32, &[u8])> {
 ///
 /// # Errors
 /// `USER_NOT_FOUND`.
-pub(super) fn find(spec: &[u8], passwd_file: &[u8], group_file: &[u8]) -> Result<User, Refusal> {
+pub fn find(spec: &[u8], passwd_file: &[u8], group_file: &[u8]) -> Result<User, Refusal> {
     let unknown = |what: &str, name: &[u8]| {
         let message = format!("no {what} `{}` here", Escaped(name, 64));
         Refusal::new(Reason::UserNotFound, message)

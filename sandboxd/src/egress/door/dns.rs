@@ -98,7 +98,7 @@ async fn by_datagram(door: &Door, socket: &Arc<UdpSocket>) {
 }
 
 async fn tell(socket: &UdpSocket, answer: &Message, question: &Question, to: SocketAddr) {
-    if let Some(bytes) = cut(answer, question.most()) {
+    if let Some(bytes) = question.datagram(answer) {
         // A guest that does not read loses its answers.
         drop(socket.send_to(&bytes, to).await);
     }
@@ -159,11 +159,12 @@ async fn converse(door: &Door, mut io: Guest) -> io::Result<()> {
 
 /// A question that can be answered.
 #[derive(Debug)]
-struct Question(Message);
+pub struct Question(Message);
 
 impl Question {
-    /// Rubbish and answers are answered by nothing.
-    fn read(packet: &[u8]) -> Option<Self> {
+    /// Reads what a guest sent. Rubbish and answers are answered by nothing.
+    #[must_use]
+    pub fn read(packet: &[u8]) -> Option<Self> {
         let message = Message::from_vec(packet).ok()?;
         (message.message_type() == MessageType::Query).then_some(Self(message))
     }
@@ -194,8 +195,17 @@ impl Question {
         reply
     }
 
-    fn busy(&self) -> Message {
+    /// The answer that there is no room for it now.
+    #[must_use]
+    pub fn busy(&self) -> Message {
         self.reply(ResponseCode::ServFail)
+    }
+
+    /// An answer in one datagram of at most 1,232 bytes, and no longer than the client takes. Nothing, if not even the
+    /// question fits.
+    #[must_use]
+    pub fn datagram(&self, answer: &Message) -> Option<Vec<u8>> {
+        cut(answer, self.most())
     }
 
     async fn answer(&self, door: &Door) -> Message {
