@@ -1,5 +1,5 @@
-//! A file of 256 MiB, pushed and pulled: over silkd's link alone and through daemon and SDK, beside a plain copy of the
-//! same file over a Unix socket.
+//! A file of 256 MiB, pushed and pulled: over silkd's link alone and through daemon and SDK, beside plain copies over a Unix
+//! socket: out of the same file for pull, into a new one for push.
 #![expect(clippy::large_futures, reason = "no code of a service")]
 
 use std::{
@@ -59,11 +59,46 @@ impl Place {
         })
     }
 
+    /// What lies there is what was sent.
+    fn check(&self) -> Result<()> {
+        let there = std::fs::read(&self.path)?;
+        ensure!(
+            Sha256::digest(&there).as_slice() == self.digest,
+            "other bytes lie there"
+        );
+        Ok(())
+    }
+
     /// What came is what was sent; looked at when no clock runs.
-    fn check(&self, pieces: &[Bytes]) -> Result<()> {
+    fn check_all(&self, pieces: &[Bytes]) -> Result<()> {
         let mut sha = Sha256::new();
         pieces.iter().for_each(|piece| sha.update(piece));
         ensure!(sha.finalize().as_slice() == self.digest, "other bytes came");
+        Ok(())
+    }
+}
+
+/// What becomes of bytes that came. With a clock running they are counted and let go, as the plain copy does.
+#[derive(Debug)]
+enum Came {
+    Counted(u64),
+    Kept(Vec<Bytes>),
+}
+
+impl Came {
+    fn take(&mut self, piece: Bytes) -> Result<()> {
+        match self {
+            Self::Counted(bytes) => *bytes += u64::try_from(piece.len())?,
+            Self::Kept(pieces) => pieces.push(piece),
+        }
+        Ok(())
+    }
+
+    fn check(self, place: &Place) -> Result<()> {
+        match self {
+            Self::Counted(bytes) => ensure!(bytes == FILE, "{bytes} bytes came"),
+            Self::Kept(pieces) => place.check_all(&pieces)?,
+        }
         Ok(())
     }
 }
@@ -72,6 +107,7 @@ impl Place {
 #[derive(Default)]
 struct Ways {
     copy: Vec<f64>,
+    copy_in: Vec<f64>,
     push: Vec<f64>,
     pull: Vec<f64>,
 }
@@ -80,7 +116,12 @@ impl Ways {
     fn json(self, peaks: impl IntoIterator<Item = (&'static str, u64)>) -> Result<Value> {
         let mut row = Map::new();
         let mib = f64::from(u32::try_from(FILE >> 20)?);
-        for (name, all) in [("copy", self.copy), ("write", self.push), ("read", self.pull)] {
+        for (name, all) in [
+            ("copy", self.copy),
+            ("copy_in", self.copy_in),
+            ("write", self.push),
+            ("read", self.pull),
+        ] {
             let ms = median(all).context("nothing was measured")?;
             row.insert(format!("{name}_ms"), ms.into());
             row.insert(format!("{name}_mib_per_s"), (mib / ms * 1_000.0).round().into());
@@ -94,20 +135,48 @@ impl Ways {
 /// The file, read and written through a Unix socket by two threads that do nothing else.
 async fn copy(path: &Path) -> Result<Duration> {
     let path = path.to_owned();
-    let copied = tokio::task::spawn_blocking(move || {
-        let (mut from, mut to) = UnixStream::pair()?;
-        let began = std::time::Instant::now();
-        let reader = std::thread::spawn(move || {
+    between(
+        move |mut to| {
             let mut file = std::fs::File::open(path)?;
             let mut piece = vec![0; PIECE];
             loop {
                 let n = file.read(&mut piece)?;
                 if n == 0 {
-                    return std::io::Result::Ok(());
+                    return Ok(());
                 }
                 to.write_all(piece.get(..n).unwrap_or_default())?;
             }
-        });
+        },
+        |_piece| Ok(()),
+        || Ok(()),
+    )
+    .await
+}
+
+/// The content, written through a Unix socket and into a new file that takes the file's place.
+async fn copy_in(place: &Place) -> Result<Duration> {
+    let content = place.content.clone();
+    let path = place.path.clone();
+    let beside = path.with_extension("beside");
+    let mut file = std::fs::File::create(&beside)?;
+    between(
+        move |mut to| content.chunks(PIECE).try_for_each(|piece| to.write_all(piece)),
+        move |piece| file.write_all(piece),
+        move || std::fs::rename(beside, path),
+    )
+    .await
+}
+
+/// What one thread sends, and what another does with each piece and at the end.
+async fn between(
+    send: impl FnOnce(UnixStream) -> std::io::Result<()> + Send + 'static,
+    mut take: impl FnMut(&[u8]) -> std::io::Result<()> + Send + 'static,
+    end: impl FnOnce() -> std::io::Result<()> + Send + 'static,
+) -> Result<Duration> {
+    let copied = tokio::task::spawn_blocking(move || {
+        let (mut from, to) = UnixStream::pair()?;
+        let began = std::time::Instant::now();
+        let sender = std::thread::spawn(move || send(to));
         let mut piece = vec![0; PIECE];
         let mut bytes = 0;
         loop {
@@ -115,12 +184,14 @@ async fn copy(path: &Path) -> Result<Duration> {
             if n == 0 {
                 break;
             }
+            take(piece.get(..n).unwrap_or_default())?;
             bytes += u64::try_from(n)?;
         }
+        end()?;
         let took = began.elapsed();
-        reader
+        sender
             .join()
-            .map_err(|_panicked| anyhow::anyhow!("the reader panicked"))??;
+            .map_err(|_panicked| anyhow::anyhow!("the sender panicked"))??;
         ensure!(bytes == FILE, "{bytes} bytes came");
         Ok(took)
     });
@@ -131,12 +202,19 @@ async fn copy(path: &Path) -> Result<Duration> {
 pub(crate) async fn alone(guest: &mut Guest) -> Result<Value> {
     let place = Place::new()?;
     let mut ways = Ways::default();
+    push(guest, &place).await?;
+    pull(guest, &place, Came::Kept(Vec::new())).await?;
     for _ in 0..ROUNDS {
         ways.push.push(millis(push(guest, &place).await?));
+        place.check()?;
+        ways.copy_in.push(millis(copy_in(&place).await?));
         ways.copy.push(millis(copy(&place.path).await?));
-        ways.pull.push(millis(pull(guest, &place).await?));
-        ways.pull.push(millis(pull(guest, &place).await?));
+        ways.pull
+            .push(millis(pull(guest, &place, Came::Counted(0)).await?));
+        ways.pull
+            .push(millis(pull(guest, &place, Came::Counted(0)).await?));
         ways.copy.push(millis(copy(&place.path).await?));
+        ways.copy_in.push(millis(copy_in(&place).await?));
         ways.push.push(millis(push(guest, &place).await?));
     }
     let peak = memory_kib(guest.pid()?, "status", "VmHWM:")?;
@@ -160,21 +238,20 @@ async fn push(guest: &mut Guest, place: &Place) -> Result<Duration> {
     Ok(took)
 }
 
-async fn pull(guest: &mut Guest, place: &Place) -> Result<Duration> {
+async fn pull(guest: &mut Guest, place: &Place, mut came: Came) -> Result<Duration> {
     let request = AgentReadRequest {
         path: place.path.as_os_str().as_bytes().to_vec().into(),
         ..AgentReadRequest::default()
     };
     let began = Instant::now();
     let mut output = guest.agent.read(request).await?.into_inner();
-    let mut pieces = Vec::new();
     while let Some(message) = output.message().await? {
         if let Some(read_out::M::Data(data)) = message.m {
-            pieces.push(data);
+            came.take(data)?;
         }
     }
     let took = began.elapsed();
-    place.check(&pieces)?;
+    came.check(place)?;
     Ok(took)
 }
 
@@ -192,26 +269,36 @@ pub(crate) async fn through(bench: &Bench) -> Result<Value> {
         let files = sandbox.files();
         let place = Place::new()?;
         let mut ways = Ways::default();
-        for _ in 0..ROUNDS {
+        for round in 0..=ROUNDS {
             for half in 0..2 {
                 let write = files.write(&place.path).size(FILE).bytes(place.content.clone());
                 let (took, written) = timed(write).await;
                 written?;
                 ways.push.push(millis(took));
+                place.check()?;
                 if half == 0 {
+                    ways.copy_in.push(millis(copy_in(&place).await?));
                     ways.copy.push(millis(copy(&place.path).await?));
                 }
+                // The first is looked at, and not measured.
+                let mut came = match (round, half) {
+                    (0, 0) => Came::Kept(Vec::new()),
+                    _ => Came::Counted(0),
+                };
                 let began = Instant::now();
                 let mut reader = files.read(&place.path).stream().await?;
-                let mut pieces = Vec::new();
                 while let Some(piece) = reader.next().await {
-                    pieces.push(piece?);
+                    came.take(piece?)?;
                 }
                 ways.pull.push(millis(began.elapsed()));
-                place.check(&pieces)?;
+                came.check(&place)?;
                 if half == 1 {
                     ways.copy.push(millis(copy(&place.path).await?));
+                    ways.copy_in.push(millis(copy_in(&place).await?));
                 }
+            }
+            if round == 0 {
+                ways = Ways::default();
             }
         }
         let silkd = guests_of(daemon.pid()?)?

@@ -92,7 +92,7 @@ const AGENT_HELD: [Held; 10] = [
     ),
     at_least(
         "file push / plain copy",
-        ["/files/write_mib_per_s", "/files/copy_mib_per_s"],
+        ["/files/write_mib_per_s", "/files/copy_in_mib_per_s"],
         0.3,
     ),
     at_least(
@@ -107,7 +107,7 @@ const AGENT_HELD: [Held; 10] = [
         "file push through the daemon / plain copy",
         [
             "/files_through_daemon/write_mib_per_s",
-            "/files_through_daemon/copy_mib_per_s",
+            "/files_through_daemon/copy_in_mib_per_s",
         ],
         0.2,
     ),
