@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 
 use bytes::Bytes;
 use rustix::{
+    buffer::spare_capacity,
     fs::{OFlags, Stat, fstat},
     io::{Errno, pread},
 };
@@ -67,16 +68,20 @@ impl Reader {
     /// One block; empty at the end. Files of the kernel have no length to go by, so the end is where nothing comes.
     fn block(&self) -> Result<Vec<u8>, Refusal> {
         let want = usize::try_from(self.left).unwrap_or(CHUNK_OUT).min(CHUNK_OUT);
-        let mut data = vec![0; want];
-        let read = loop {
-            match pread(&self.file, data.as_mut_slice(), self.at) {
+        if want == 0 {
+            return Ok(Vec::new());
+        }
+        let mut data = Vec::with_capacity(want);
+        loop {
+            match pread(&self.file, spare_capacity(&mut data), self.at) {
                 Err(Errno::INTR) => {}
                 // A log of the kernel that has no more to say now.
-                Err(Errno::AGAIN) => break 0,
-                other => break other.map_err(|errno| self.wanted.failed("read", errno))?,
+                Ok(_) | Err(Errno::AGAIN) => break,
+                Err(errno) => return Err(self.wanted.failed("read", errno)),
             }
-        };
-        data.truncate(read);
+        }
+        // An allocator may give more room than it was asked for.
+        data.truncate(want);
         Ok(data)
     }
 
