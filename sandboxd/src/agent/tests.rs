@@ -41,6 +41,7 @@ fn spec() -> RenewSpec {
         seed: [7; 32],
         sandbox: SandboxId::from_random([1; 16]),
         hostname: "sb-1".into(),
+        ask_doors: false,
     }
 }
 
@@ -161,6 +162,7 @@ impl AgentControl for Shared {
         Ok(Response::new(v1::ControlRenewReply {
             generation: 3,
             guest_time: None,
+            doors: None,
         }))
     }
 

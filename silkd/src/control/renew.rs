@@ -1,6 +1,6 @@
 //! Renewal: a guest's new identity, step by step, and the opening of the gate.
 //!
-//! May call: clock, control/*, gate, refusal, run.
+//! May call: clock, control/*, door, gate, refusal, run.
 //! Never inside: a generator of random numbers of silkd's own; ids are drawn from the kernel after it was reseeded.
 //! Invariant 14: nothing runs in a restored guest before it is renewed: programs stay frozen until seed, clock, names
 //! and generation are new, and the gate opens last.
@@ -16,12 +16,13 @@ use std::{
 use sandbox_protocol::{reason::Reason, v1::EnvVar};
 
 use super::{
-    actor::Actor,
+    actor::{Actor, Renewed},
     files::{name_in_hosts, put_in_place, tell_generation},
     order::{Mode, Renewal},
 };
 use crate::{
     clock,
+    door::Said,
     gate::{State, Turn},
     refusal::{Escaped, Refusal, chain},
     run::{HookEnd, HookOutcome, RunError},
@@ -88,26 +89,27 @@ fn step(step: &'static str) -> impl FnOnce(io::Error) -> RenewError {
 
 impl Actor {
     /// Does it, whole, or leaves the gate shut. A repeated id only answers again.
-    pub(super) async fn renew(&mut self, renewal: Renewal) -> Result<u64, Refusal> {
-        if let Some((id, generation)) = &self.renewed
+    pub(super) async fn renew(&mut self, renewal: Renewal) -> Result<Renewed, Refusal> {
+        if let Some((id, renewed)) = &self.renewed
             && *id == renewal.id
             && self.gate.state() == State::Ready
         {
-            return Ok(*generation);
+            return Ok(renewed.clone());
         }
         self.fits(renewal.mode)?;
         self.gate.turn(Turn::Renew)?;
         let done = self.renew_steps(&renewal).await;
         match done {
-            Ok(generation) => {
+            Ok(renewed) => {
                 self.gate.turn(Turn::Renewed)?;
                 self.rest = None;
                 self.events.log(&format!(
-                    "renewed ({}), generation {generation}",
-                    renewal.mode.as_str()
+                    "renewed ({}), generation {}",
+                    renewal.mode.as_str(),
+                    renewed.generation
                 ));
-                self.renewed = Some((renewal.id, generation));
-                Ok(generation)
+                self.renewed = Some((renewal.id, renewed.clone()));
+                Ok(renewed)
             }
             Err(error) => {
                 // Back to rest: whatever was thawed for the hooks stands still again.
@@ -137,7 +139,7 @@ impl Actor {
         }
     }
 
-    async fn renew_steps(&mut self, renewal: &Renewal) -> Result<u64, RenewError> {
+    async fn renew_steps(&mut self, renewal: &Renewal) -> Result<Renewed, RenewError> {
         self.machine.reseed(&renewal.seed).map_err(step("entropy"))?;
         self.machine.set_clock(renewal.host_time).map_err(step("clock"))?;
         if renewal.mode.changes_identity() {
@@ -151,8 +153,15 @@ impl Actor {
             step: "thaw".to_owned(),
             source,
         })?;
-        self.run_hooks(renewal, generation).await?;
-        Ok(generation)
+        // Neither waits for the other: most images have no hooks, and a door has its answer ready.
+        let (hooks, doors) = tokio::join!(self.run_hooks(renewal, generation), self.ask_doors(renewal));
+        hooks?;
+        Ok(Renewed { generation, doors })
+    }
+
+    async fn ask_doors(&self, renewal: &Renewal) -> Option<Said> {
+        let probe = self.doors.as_ref().filter(|_| renewal.ask_doors)?;
+        Some(probe.ask().await)
     }
 
     fn new_identity(&self, renewal: &Renewal) -> Result<(), RenewError> {

@@ -113,7 +113,7 @@ impl Actor {
             taken = Box::pin(self.take_up(identity, size)) => taken.map_err(|error| match &error {
                 StepError::Engine(EngineError::Gone { .. }) | StepError::Exited(_) => Why::with(WhyKind::LostOnRestart, chain(&error)),
                 StepError::Late { .. } | StepError::Engine(_) | StepError::Net(_) | StepError::Serve(_)
-                | StepError::Link(_) | StepError::Agent(_)
+                | StepError::Unproved(_) | StepError::Link(_) | StepError::Agent(_)
                 | StepError::NotReady(_) | StepError::Foreign => {
                     Why::with(WhyKind::AgentLost, chain(&error))
                 }
