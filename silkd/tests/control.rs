@@ -41,6 +41,7 @@ async fn gate_shut_until_renewed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn inv_14_clones_differ() {
     let mut seen = std::collections::HashSet::new();
+    let mut ports = std::collections::HashSet::new();
     for id in ["a", "b", "c"] {
         let guest = Guest::start();
         let mut host = Host::connect(&guest.socket()).await;
@@ -59,7 +60,11 @@ async fn inv_14_clones_differ() {
         assert_eq!(lines[0], "entropy 32 bytes");
         assert!(lines[1].starts_with("clock "));
         assert_eq!(lines[2], format!("hostname host-{id}"));
+        assert!(lines[3].starts_with("ports "), "{record}");
+        ports.insert(lines[3].to_owned());
     }
+    // Two may have drawn the same of some 28,000.
+    assert!(ports.len() > 1, "{ports:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
