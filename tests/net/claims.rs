@@ -425,6 +425,52 @@ async fn lane_unlocked_is_refused_to_claims() {
     sandbox.release().await.unwrap();
 }
 
+/// Somebody deletes the cards while no daemon lives: what is claimed lives on, says so and can be released; what is warm is
+/// handed out to nobody; and both slots are whole again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn slot_taps_deleted_by_hand() {
+    let mut node = Node::new(2, 1, "pool.default.warm_max = 1\n", "").await;
+    node.daemon.until_warm(1).await;
+    let client = node.client().await;
+    let sandbox = client.claim("default").warm_only().wait(HANG).await.unwrap();
+    let (id, token) = (sandbox.id().to_owned(), sandbox.token().cloned());
+    drop(sandbox.keep());
+    node.daemon.until_warm(1).await;
+    let warm = node.row(State::Warm).await;
+    node.daemon.kill9().await;
+    assert_eq!(node.links().len(), 2);
+    for link in node.links() {
+        let (_number, tap) = link.split_once(' ').unwrap();
+        node.space.command(&format!("ip link delete {tap}"));
+    }
+    node.daemon.start_again().await;
+    let row = node.row(State::Claimed).await;
+    assert_eq!(row.sandbox, id);
+    let conditions: Vec<_> = row
+        .conditions
+        .iter()
+        .map(|one| (one.name.as_str(), one.count))
+        .collect();
+    assert_eq!(conditions, [("DOORS_LOST", 1)]);
+    let client = node.client().await;
+    assert!(!client.egress().get(&id).await.unwrap().linked);
+    // The warm one is not handed out; another is made in its place, on its slot.
+    node.daemon.until_state(&warm.sandbox, State::Gone).await;
+    node.daemon.until_warm(1).await;
+    client.sandbox(id.clone(), token).release().await.unwrap();
+    node.daemon.until_state(&id, State::Gone).await;
+    // Both slots serve.
+    let mut held = Vec::new();
+    for _ in 0..2 {
+        let sandbox = client.claim("default").wait(HANG).await.unwrap();
+        let guest = node.guest(&sandbox).await;
+        assert_eq!(guest.get(&node.url("allowed")).as_deref(), Some(OK));
+        held.push((sandbox, guest));
+    }
+    let taps: BTreeSet<_> = held.iter().map(|(_, guest)| guest.tap.clone()).collect();
+    assert_eq!((taps.len(), node.links().len()), (2, 2));
+}
+
 /// However a guest comes to its door, and whatever it puts between: what it asks for is judged.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn door_judges_target_not_path() {

@@ -179,7 +179,7 @@ impl AgentControl for Shared {
             state: 2,
             generation: 3,
             sandbox_id: "nonsense".into(),
-            conditions: ["OOM_KILL", "x\nforged", "OOM_KILL", "TMP_FULL"]
+            conditions: ["OOM_KILL", "x\nforged", "DOORS_LOST", "OOM_KILL", "TMP_FULL"]
                 .map(condition)
                 .into(),
         }))

@@ -41,8 +41,10 @@ pub(super) fn tell(draining: Option<&Draining>, news: impl FnOnce(&Draining) -> 
 impl Actor {
     /// Has the doors listen on the sandbox's TAP, where it has one: they deny unless its claim has armed them already.
     pub(super) async fn bind_doors(&self) -> Result<(), StepError> {
-        let Some(taken) = self.sandbox.taken() else {
-            return Ok(());
+        let taken = match (self.sandbox.key.lane, self.sandbox.taken()) {
+            (Lane::Guarded, Some(taken)) => taken,
+            (Lane::Guarded, None) => return Err(StepError::Net(NetError::Lost)),
+            (Lane::None, _) => return Ok(()),
         };
         let limit = self.sandboxes.means().deadlines.hello;
         let doors = within("bind", limit, StepError::Net, taken.bind()).await?;
