@@ -136,7 +136,6 @@ struct Running {
 
 impl Running {
     fn start(setup: Setup) -> Result<Self, ServeError> {
-        let started = clock::since_boot();
         let base_env = base_env(&setup)?;
         let events = Events::default();
         let gate = Gate::new();
@@ -149,6 +148,7 @@ impl Running {
         .map_err(ServeError::Run)?;
         conditions.holds(Kind::NoContainment, !runner.contains());
         let (told, power_off) = watch::channel(false);
+        let doors = Doors::default();
         let parts = control::Parts {
             gate: gate.clone(),
             runner: runner.clone(),
@@ -156,23 +156,25 @@ impl Running {
             places: setup.places,
             events: events.clone(),
             conditions: conditions.clone(),
+            doors: setup
+                .doors
+                .as_ref()
+                .map(|listeners| listeners.probe(doors.clone())),
             power_off: told,
         };
         let (control, actor) = Control::new(parts.clone());
         let facts = control.facts().clone();
-        let languages = parts.places.etc_silkd.join("lsp.d");
         let files = Files::default();
         let agent_parts = agent::Parts {
+            lsp: Lsp::new(parts.places.etc_silkd.join("lsp.d")),
             control: parts,
             files: files.clone(),
             base_env,
             relay: Relay::default(),
-            lsp: Lsp::new(languages),
             pid1: setup.pid1,
-            started,
+            started: clock::since_boot(),
         };
         let server = Server::new(Agent::new(agent_parts, facts.clone()), control);
-        let doors = Doors::default();
         let listening = setup.doors.map(|listeners| doors.clone().listen(listeners));
         let listening = listening.transpose().map_err(ServeError::Doors)?;
         let links_end = watch::Sender::new(false);

@@ -7,13 +7,16 @@ mod common;
 
 use std::os::unix::process::ExitStatusExt as _;
 
-use common::{Guest, Host, PATIENCE, Running, reason, renewal, within};
+use bytes::Bytes;
+use common::{Guest, Host, PATIENCE, Prefixed, Running, fresh_nonce, read_hello, reason, renewal, within};
 use futures_util::StreamExt as _;
 use sandbox_protocol::v1::{
     AgentState, ControlAdoptRequest, ControlClockRequest, ControlEventsRequest, ControlPowerOffRequest,
-    ControlResumeRequest, ControlSetClaimRequest, EnvVar, control_event::Event,
-    control_quiesce_request::Mode as Rest, control_renew_request::Mode,
+    ControlRenewRequest, ControlResumeRequest, ControlSetClaimRequest, DoorsSaid, EnvVar,
+    control_event::Event, control_quiesce_request::Mode as Rest, control_renew_request::Mode,
 };
+use sandbox_protocol::{link::encode_break, metadata::door};
+use tokio::{io::AsyncWriteExt as _, net::UnixStream};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn gate_shut_until_renewed() {
@@ -38,6 +41,7 @@ async fn gate_shut_until_renewed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn inv_14_clones_differ() {
     let mut seen = std::collections::HashSet::new();
+    let mut ports = std::collections::HashSet::new();
     for id in ["a", "b", "c"] {
         let guest = Guest::start();
         let mut host = Host::connect(&guest.socket()).await;
@@ -56,7 +60,11 @@ async fn inv_14_clones_differ() {
         assert_eq!(lines[0], "entropy 32 bytes");
         assert!(lines[1].starts_with("clock "));
         assert_eq!(lines[2], format!("hostname host-{id}"));
+        assert!(lines[3].starts_with("ports "), "{record}");
+        ports.insert(lines[3].to_owned());
     }
+    // Two may have drawn the same of some 28,000.
+    assert!(ports.len() > 1, "{ports:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -75,6 +83,63 @@ async fn renew_twice_same_id_is_one() {
     let second = within(host.renew(Mode::Clone, "b")).await.unwrap();
     assert_eq!(second.generation, 2);
     assert_ne!(guest.read("etc/machine-id"), id);
+}
+
+/// A host's end of the doors, which refuses whatever comes; its orders are those of a host that has armed nothing.
+async fn refusing(socket: std::path::PathBuf) {
+    let mut stream = UnixStream::connect(socket).await.unwrap();
+    let nonce = fresh_nonce();
+    stream.write_all(&encode_break(nonce)).await.unwrap();
+    let (_hello, first) = read_hello(&mut stream, nonce).await;
+    let mut connection = h2::server::handshake(Prefixed { first, stream }).await.unwrap();
+    while let Some(Ok((request, mut respond))) = connection.accept().await {
+        let words: &[u8] = match request.uri().to_string().as_str() {
+            door::HTTP => b"HTTP/1.1 403 not_armed\r\n\r\n",
+            door::SOCKS5 => &[5, 0xff],
+            other => panic!("{other}"),
+        };
+        let mut send = respond.send_response(http::Response::new(()), false).unwrap();
+        send.send_data(Bytes::copy_from_slice(words), true).unwrap();
+        // A body that is dropped before its end resets the stream.
+        let mut body = request.into_body();
+        drop(tokio::spawn(async move {
+            while let Some(Ok(_)) = body.data().await {}
+        }));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_renewal_tells_what_the_doors_say_if_it_is_asked() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut with_doors = std::process::Command::new("sh");
+    let script = "exec \"$0\" \"$@\" --doors 127.0.0.1:0,127.0.0.1:0";
+    with_doors.args(["-c", script, env!("CARGO_BIN_EXE_silkd")]);
+    let guest = Guest::start_by(with_doors, dir);
+    let mut host = Host::connect(&guest.socket()).await;
+    let unasked = within(host.renew(Mode::Clone, "a")).await.unwrap();
+    assert_eq!(unasked.doors, None);
+    let doors = tokio::spawn(refusing(guest.dir.path().join("s.egress")));
+    within(host.quiesce(Rest::Template)).await.unwrap();
+    let ask = |id| ControlRenewRequest {
+        ask_doors: true,
+        ..renewal(Mode::Clone, id)
+    };
+    let renewed = within(host.control.renew(ask("b"))).await.unwrap().into_inner();
+    let refused = DoorsSaid {
+        http: "HTTP/1.1 403 not_armed\r\n\r\n".into(),
+        socks5: Bytes::from_static(&[5, 0xff]),
+    };
+    assert_eq!(renewed.doors, Some(refused.clone()));
+    // The same order has the same answer, though the doors are gone.
+    doors.abort();
+    let again = within(host.control.renew(ask("b"))).await.unwrap().into_inner();
+    assert_eq!((again.generation, again.doors), (2, Some(refused)));
+
+    // A guest without doors has nothing to tell.
+    let guest = Guest::start();
+    let mut host = Host::connect(&guest.socket()).await;
+    let renewed = within(host.control.renew(ask("c"))).await.unwrap().into_inner();
+    assert_eq!(renewed.doors, None);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]

@@ -75,6 +75,23 @@ async fn first_urandom_differs() {
     assert_eq!(devices, ["0\n"], "these have none");
 }
 
+/// All guests have one address: at their host it is the ports that tell their connections apart.
+#[tokio::test]
+async fn clones_leave_from_ports_of_their_own() {
+    let node = Node::warm(1).await;
+    let all = clones(&node, EIGHT).await;
+    let ranges = in_each(&all, "cat /proc/sys/net/ipv4/ip_local_port_range").await;
+    for range in &ranges {
+        let ports: Vec<u16> = range
+            .split_whitespace()
+            .map(|port| port.parse().unwrap())
+            .collect();
+        assert!(ports[0] >= 0x8000 && ports[1] - ports[0] == 4_095, "{range}");
+    }
+    // Two may have drawn the same of some 28,000.
+    assert!(distinct(&ranges) > 2, "{ranges:?}");
+}
+
 #[tokio::test]
 async fn hostname_machine_id_boot_id_distinct() {
     let node = Node::warm(1).await;

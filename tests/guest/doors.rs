@@ -4,7 +4,7 @@ use harness::{HANG, Setup, World, sandboxd, within};
 use sandbox_sdk::{
     How, SandboxHandle,
     process::LogEvent,
-    v1::{EgressDecision, egress_watch_reply::Event},
+    v1::{EgressDecision, State, egress_watch_reply::Event},
 };
 
 use crate::node::{Node, seeded, sh, state_dir};
@@ -223,6 +223,33 @@ async fn lane_none_proves_itself() {
     for way in ["udp 127.0.0.1: went\n", "raw 127.0.0.1: went\n"] {
         assert!(said.stdout_text().contains(way), "{}", said.stdout_text());
     }
+}
+
+/// What a pool of such guests is parked for, and that none of them lives.
+pub(crate) async fn unproved(node: &Node) -> String {
+    let parked = node
+        .until_pool("default", |pool| pool.parked.is_some())
+        .await
+        .parked
+        .unwrap();
+    assert_eq!(parked.reason, "TEMPLATE_FAILED");
+    let rows = node.rows(&[State::Warm, State::Claimed]).await;
+    assert_eq!(rows, [], "none became warm");
+    parked.message
+}
+
+/// A warm-up that leaves guests without loopback: their programs find no door.
+pub(crate) const NO_LOOPBACK: &str = r#"template.default.warmup = ["ip", "link", "set", "lo", "down"]"#;
+
+#[tokio::test]
+async fn door_that_does_not_answer_in_the_guest_makes_no_clone() {
+    let config = format!("pool.default.warm = 1\n{NO_LOOPBACK}");
+    let node = Node::on(state_dir(), Setup::qemu().from_file().config(&config)).await;
+    let why = unproved(&node).await;
+    assert!(
+        why.contains("the http door does not answer in the guest"),
+        "{why}"
+    );
 }
 
 /// A template that is built while the node has a CA has the roots where programs look for them, and its clones tell them so.

@@ -6,7 +6,12 @@ use harness::{HANG, Setup, World, within};
 use sandbox_sdk::{SandboxHandle, v1::State};
 use sandboxd::{net, words::Name};
 
-use crate::node::{Node, seeded, sh};
+use tempfile::TempDir;
+
+use crate::{
+    doors::{NO_LOOPBACK, unproved},
+    node::{Node, seeded, sh, state_dir},
+};
 
 /// Drops the namespace behind the daemon that had it.
 struct Purge(Name);
@@ -20,17 +25,21 @@ impl Drop for Purge {
 
 /// A daemon whose pool `default` is of lane guarded, in a namespace of the test's own.
 async fn guarded(world: &World, name: &str) -> (Node, Purge) {
+    let config = world.config();
+    Box::pin(guarded_on(seeded().await, &config, name)).await
+}
+
+async fn guarded_on(state: TempDir, more: &str, name: &str) -> (Node, Purge) {
     assert!(
         rustix::process::geteuid().is_root(),
         "lane guarded needs root: it makes a network namespace"
     );
     let namespace: Name = format!("sbt-{}-{name}", std::process::id()).parse().unwrap();
     let config = format!(
-        "net.namespace = \"{namespace}\"\nnet.slots = 4\npool.default.lane = \"guarded\"\npool.default.warm = 1\n{}",
-        world.config()
+        "net.namespace = \"{namespace}\"\nnet.slots = 4\npool.default.lane = \"guarded\"\npool.default.warm = 1\n{more}"
     );
     let setup = Setup::qemu().from_file().config(&config);
-    let node = Box::pin(Node::on(seeded().await, setup)).await;
+    let node = Box::pin(Node::on(state, setup)).await;
     (node, Purge(namespace))
 }
 
@@ -103,6 +112,16 @@ async fn lane_guarded_guest_reaches_its_doors_and_nothing_else() {
     let id = sandbox.id().to_owned();
     sandbox.release().await.unwrap();
     node.until_state(&id, State::Gone).await;
+}
+
+#[tokio::test]
+async fn door_that_does_not_answer_in_a_guarded_guest_makes_no_clone() {
+    let (node, _purge) = guarded_on(state_dir(), NO_LOOPBACK, "proof").await;
+    let why = unproved(&node).await;
+    assert!(
+        why.contains("the http door does not answer in the guest"),
+        "{why}"
+    );
 }
 
 #[tokio::test]

@@ -98,6 +98,7 @@ async fn renew(link: &Link, mode: RenewMode) -> u64 {
         renew_id: sandbox.to_string(),
         seed: random::bytes(),
         sandbox,
+        ask_doors: false,
         hostname: "guest".to_owned(),
     };
     let renewed = within(HANG, agent::renew(link, spec, &Clock::host())).await;

@@ -217,6 +217,74 @@ async fn slot_waits_for_vmm_death() {
         .unwrap();
 }
 
+/// With every slot in use claims are told so, and refill rests until one comes back: it asks for none meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn slots_used_up_are_told_and_waited_for() {
+    let node = Node::new(1, 1, "pool.default.warm_max = 1\n", "").await;
+    node.daemon.until_warm(1).await;
+    let client = node.client().await;
+    let sandbox = client.claim("default").warm_only().wait(HANG).await.unwrap();
+    let pid = node.row(State::Claimed).await.pid.unwrap();
+    let is_parked = |pool: &v1::Pool| pool.parked.is_some();
+    let parked = node.daemon.until_pool("default", is_parked).await.parked.unwrap();
+    assert_eq!((parked.reason.as_str(), parked.retry_at), ("CAPACITY", None));
+    assert_eq!(parked.message, "all 1 network slots are in use");
+    refused(
+        client.claim("default").wait(Duration::ZERO).await,
+        Reason::Capacity,
+    );
+    // Its VMM seems to live on: the node has room again, and the slot is not free.
+    let (queue, _name) = tap_of(pid);
+    let id = sandbox.id().to_owned();
+    sandbox.release().await.unwrap();
+    node.daemon.until_state(&id, State::Gone).await;
+    drop(queue);
+    let pool = node.daemon.until_warm(1).await;
+    assert_eq!(pool.parked, None);
+}
+
+/// Cards are there before the sandboxes that will have them: one for each of the stock and each claim, and a tenth more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn slots_are_laid_ahead_of_refill() {
+    let node = Node::new(8, 2, "pool.default.warm_max = 2\n", "").await;
+    let laid = |count| {
+        let node = &node;
+        let there = move || async move { (node.links().len() == count).then_some(()) };
+        eventually("the cards are there", there)
+    };
+    node.daemon.until_warm(2).await;
+    laid(3).await;
+    let client = node.client().await;
+    let sandbox = client.claim("default").warm_only().wait(HANG).await.unwrap();
+    node.daemon.until_warm(2).await;
+    laid(4).await;
+    // A pool of lane none needs none, and the number that there may be is the most.
+    let spec = |name: &str, lane, warm| v1::PoolSpec {
+        name: name.to_owned(),
+        key: Some(v1::PoolKey {
+            template: "default".to_owned(),
+            lane: i32::from(lane),
+            ..v1::PoolKey::default()
+        }),
+        warm,
+        ..v1::PoolSpec::default()
+    };
+    client
+        .pools()
+        .apply(spec("none", v1::Lane::None, 1))
+        .await
+        .unwrap();
+    node.daemon.until_pool("none", |pool| pool.warm == 1).await;
+    assert_eq!(node.links().len(), 4);
+    client
+        .pools()
+        .apply(spec("more", v1::Lane::Guarded, 40))
+        .await
+        .unwrap();
+    laid(8).await;
+    sandbox.release().await.unwrap();
+}
+
 /// Whatever step of a making fails: no link, neighbour, listener or slot is lost by it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn slot_failpoints_leave_nothing() {
@@ -355,6 +423,52 @@ async fn lane_unlocked_is_refused_to_claims() {
     assert_eq!(guest.get(&node.url("allowed")).as_deref(), Some(OK));
     drop(guest);
     sandbox.release().await.unwrap();
+}
+
+/// Somebody deletes the cards while no daemon lives: what is claimed lives on, says so and can be released; what is warm is
+/// handed out to nobody; and both slots are whole again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn slot_taps_deleted_by_hand() {
+    let mut node = Node::new(2, 1, "pool.default.warm_max = 1\n", "").await;
+    node.daemon.until_warm(1).await;
+    let client = node.client().await;
+    let sandbox = client.claim("default").warm_only().wait(HANG).await.unwrap();
+    let (id, token) = (sandbox.id().to_owned(), sandbox.token().cloned());
+    drop(sandbox.keep());
+    node.daemon.until_warm(1).await;
+    let warm = node.row(State::Warm).await;
+    node.daemon.kill9().await;
+    assert_eq!(node.links().len(), 2);
+    for link in node.links() {
+        let (_number, tap) = link.split_once(' ').unwrap();
+        node.space.command(&format!("ip link delete {tap}"));
+    }
+    node.daemon.start_again().await;
+    let row = node.row(State::Claimed).await;
+    assert_eq!(row.sandbox, id);
+    let conditions: Vec<_> = row
+        .conditions
+        .iter()
+        .map(|one| (one.name.as_str(), one.count))
+        .collect();
+    assert_eq!(conditions, [("DOORS_LOST", 1)]);
+    let client = node.client().await;
+    assert!(!client.egress().get(&id).await.unwrap().linked);
+    // The warm one is not handed out; another is made in its place, on its slot.
+    node.daemon.until_state(&warm.sandbox, State::Gone).await;
+    node.daemon.until_warm(1).await;
+    client.sandbox(id.clone(), token).release().await.unwrap();
+    node.daemon.until_state(&id, State::Gone).await;
+    // Both slots serve.
+    let mut held = Vec::new();
+    for _ in 0..2 {
+        let sandbox = client.claim("default").wait(HANG).await.unwrap();
+        let guest = node.guest(&sandbox).await;
+        assert_eq!(guest.get(&node.url("allowed")).as_deref(), Some(OK));
+        held.push((sandbox, guest));
+    }
+    let taps: BTreeSet<_> = held.iter().map(|(_, guest)| guest.tap.clone()).collect();
+    assert_eq!((taps.len(), node.links().len()), (2, 2));
 }
 
 /// However a guest comes to its door, and whatever it puts between: what it asks for is judged.

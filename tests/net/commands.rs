@@ -132,6 +132,19 @@ async fn a_daemon_makes_what_is_missing_only_where_the_lane_is_on() {
         (back && daemon.log().contains("lane_lock_lost")).then_some(())
     };
     harness::eventually("the table is back, and it is told", undone).await;
+    let audit = daemon.dir().join("audit");
+    let in_audit = || async {
+        let files = std::fs::read_dir(&audit).unwrap();
+        let lines = files.map(|file| std::fs::read_to_string(file.unwrap().path()).unwrap());
+        let lines = lines.collect::<String>();
+        let mut lines = lines.lines().filter(|line| line.contains("\"lane_lock_lost\""));
+        lines
+            .next()
+            .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
+    };
+    let line = harness::eventually("the audit has it", in_audit).await;
+    assert_eq!(line["kind"], "lane_lock_lost");
+    assert!(line["count"].as_u64().unwrap() >= 1, "{line}");
     // No card is made ahead while no pool can use one.
     assert!(!space.command("ip link show").contains(PREFIX));
     // However it ends, the table stays, and the next daemon takes it over.

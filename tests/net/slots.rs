@@ -30,9 +30,39 @@ async fn give_back(lane: &Lane, taken: Taken) {
     let draining = taken.release();
     draining.doors_shut().unwrap();
     draining.vmm_gone().unwrap();
-    // The lane thread is on it at once; there is no event for a slot that became free.
-    let freed = || async { (lane.slots().get(State::Free) > free).then_some(()) };
-    eventually("the slot is free", freed).await;
+    until_free(lane, free + 1).await;
+}
+
+/// Waits until so many slots are free.
+async fn until_free(lane: &Lane, free: usize) {
+    let mut freed = lane.freed();
+    within(HANG, async {
+        while lane.slots().get(State::Free) != free {
+            freed.changed().await.unwrap();
+        }
+    })
+    .await;
+}
+
+/// Laid until there are as many as are wanted, whoever has them, and never fewer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn slots_are_laid_ahead_up_to_what_is_wanted() {
+    let bench = Bench::bare(16).await;
+    let lane = bench.lane();
+    lane.lay_ahead(10);
+    until_free(lane, 10).await;
+    assert_eq!(bench.links().len(), 10);
+    // Taken ones count, and a lower number takes none away.
+    let _two = (bench.take().await, bench.take().await);
+    assert_eq!(lane.slots().get(State::Taken), 2);
+    lane.lay_ahead(4);
+    lane.lay_ahead(11);
+    until_free(lane, 9).await;
+    assert_eq!(bench.links().len(), 11);
+    // As many as the lane may have.
+    lane.lay_ahead(1_000);
+    until_free(lane, 14).await;
+    assert_eq!(bench.links().len(), 16);
 }
 
 /// Everything that the kernel tells of links, as kinds of message.

@@ -182,6 +182,7 @@ async fn renew(calls: Calls) -> Result<()> {
             nanos: i32::try_from(now.subsec_nanos())?,
         }),
         sandbox_id: "sb_bench".to_owned(),
+        ask_doors: false,
         hostname: "bench".to_owned(),
     };
     AgentControlClient::new(calls).renew(request).await?;

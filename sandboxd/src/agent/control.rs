@@ -46,6 +46,8 @@ pub struct RenewSpec {
     pub sandbox: SandboxId,
     /// Its host name.
     pub hostname: String,
+    /// Whether it is to tell what its doors say to it.
+    pub ask_doors: bool,
 }
 
 impl std::fmt::Debug for RenewSpec {
@@ -60,12 +62,14 @@ impl std::fmt::Debug for RenewSpec {
 }
 
 /// A guest after its renewal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Renewed {
     /// Its generation.
     pub generation: u64,
     /// The round trip of the last clock step: the guest's clock is behind by no more.
     pub clock_within: Duration,
+    /// What its doors said to it; none: it was not asked, or an agent that does not know the question was.
+    pub doors: Option<v1::DoorsSaid>,
 }
 
 /// A clock step.
@@ -95,6 +99,7 @@ pub async fn renew(link: &Link, spec: RenewSpec, clock: &Clock) -> Result<Renewe
         host_time: Some(clock.wall().to_proto()),
         sandbox_id: spec.sandbox.to_string(),
         hostname: spec.hostname,
+        ask_doors: spec.ask_doors,
     };
     let reply = asked("Renew", control(link).renew(request)).await?;
     let took = clock.tick().since(asked_at);
@@ -106,6 +111,7 @@ pub async fn renew(link: &Link, spec: RenewSpec, clock: &Clock) -> Result<Renewe
     Ok(Renewed {
         generation: reply.generation,
         clock_within,
+        doors: reply.doors,
     })
 }
 

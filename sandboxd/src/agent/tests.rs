@@ -41,6 +41,7 @@ fn spec() -> RenewSpec {
         seed: [7; 32],
         sandbox: SandboxId::from_random([1; 16]),
         hostname: "sb-1".into(),
+        ask_doors: false,
     }
 }
 
@@ -161,6 +162,7 @@ impl AgentControl for Shared {
         Ok(Response::new(v1::ControlRenewReply {
             generation: 3,
             guest_time: None,
+            doors: None,
         }))
     }
 
@@ -177,7 +179,7 @@ impl AgentControl for Shared {
             state: 2,
             generation: 3,
             sandbox_id: "nonsense".into(),
-            conditions: ["OOM_KILL", "x\nforged", "OOM_KILL", "TMP_FULL"]
+            conditions: ["OOM_KILL", "x\nforged", "DOORS_LOST", "OOM_KILL", "TMP_FULL"]
                 .map(condition)
                 .into(),
         }))

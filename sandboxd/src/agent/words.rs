@@ -2,6 +2,8 @@
 
 use sandbox_protocol::v1;
 
+use crate::clock::WallTime;
+
 /// Where silkd is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
@@ -31,7 +33,7 @@ impl State {
 
 macro_rules! conditions {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
-        /// Kinds of trouble inside a guest.
+        /// Kinds of trouble of a guest.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum ConditionName { $($(#[$doc])* $name,)* }
 
@@ -58,16 +60,18 @@ conditions! {
     TmpFull = "TMP_FULL",
     /// The guest's kernel has no cgroups to hold programs in.
     NoContainment = "NO_CONTAINMENT",
+    /// The doors of the guest cannot be opened again: it reaches nothing. The host's word, and no guest's.
+    DoorsLost = "DOORS_LOST",
 }
 
-/// Trouble that a guest tells of.
+/// Trouble that a guest tells of, or its host.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Condition {
     /// Which.
     pub name: ConditionName,
     /// How often, since the guest booted.
     pub count: u64,
-    /// When last, by the guest's clock.
+    /// When last, by the clock of who tells it.
     pub last_at: Option<prost_types::Timestamp>,
 }
 
@@ -75,12 +79,22 @@ impl Condition {
     /// What a guest told; none if this build knows no such condition.
     #[must_use]
     pub fn from_wire(wire: &v1::Condition) -> Option<Self> {
-        let known = |name: &&ConditionName| name.as_str() == wire.name;
+        let known = |name: &&ConditionName| **name != ConditionName::DoorsLost && name.as_str() == wire.name;
         Some(Self {
             name: *ConditionName::ALL.iter().find(known)?,
             count: wire.count,
             last_at: wire.last_at,
         })
+    }
+
+    /// The host cannot open the guest's doors.
+    #[must_use]
+    pub fn doors_lost(at: WallTime) -> Self {
+        Self {
+            name: ConditionName::DoorsLost,
+            count: 1,
+            last_at: Some(at.to_proto()),
+        }
     }
 
     /// One of each name at most, whatever a guest sent.

@@ -70,6 +70,7 @@ pub(super) fn refusal(namespace: &Name, error: &NetError) -> Refusal {
         | NetError::Off
         | NetError::Unlocked
         | NetError::OutOfPlace { .. }
+        | NetError::Lost
         | NetError::Ended => StartReason::HostFault,
     };
     Refusal::new(reason, Some(net::pin(namespace)), error)

@@ -6,7 +6,7 @@ use std::{
     net::IpAddr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering},
     },
 };
 
@@ -104,6 +104,8 @@ struct Inner {
     is_linked: watch::Sender<bool>,
     /// It listens on a TAP.
     is_guarded: AtomicBool,
+    /// The doors of which a refusal was asked for, as bits; see [`Proof`](super::door::Proof).
+    asked_for: AtomicU8,
     denials: Mutex<VecDeque<Arc<Decided>>>,
     /// Names that the DNS door told addresses of, in this claim.
     pins: Mutex<Pins>,
@@ -129,6 +131,7 @@ impl Door {
             open: [const { AtomicUsize::new(0) }; 3],
             is_linked: watch::Sender::new(false),
             is_guarded: AtomicBool::new(false),
+            asked_for: AtomicU8::new(0),
             denials: Mutex::default(),
             pins: Mutex::default(),
             connections: Group::new(),
@@ -191,12 +194,15 @@ impl Door {
     }
 
     /// Denies a connection that is not even read: nothing is in force, or there are too many. Its line is all that is
-    /// kept of it.
+    /// kept of it; a refusal that was asked for has none.
     pub(super) fn turn_away(&self, door: DoorKind, armed: Option<&Armed>) -> Denial {
         let reason = match armed {
             None => DoorReason::NotArmed,
             Some(_) => DoorReason::TooManyConnections,
         };
+        if armed.is_none() && self.was_asked_for(door) {
+            return Denial::bare(reason);
+        }
         let seq = self.0.egress.decisions().write(Decided {
             seq: 0,
             audit_seq: 0,
@@ -296,6 +302,10 @@ impl Door {
 
     pub(super) fn set_guarded(&self) {
         self.0.is_guarded.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn asked_for(&self) -> &AtomicU8 {
+        &self.0.asked_for
     }
 
     pub(super) fn egress(&self) -> &Egress {

@@ -69,6 +69,9 @@ pub enum NetError {
         /// The slot.
         slot: SlotNumber,
     },
+    /// A sandbox of an earlier daemon has no slot any more.
+    #[error("its network slot was not taken up")]
+    Lost,
     /// The lane has ended.
     #[error("the lane thread has ended")]
     Ended,
@@ -88,6 +91,7 @@ impl NetError {
             | Self::Foreign { .. }
             | Self::Held { .. }
             | Self::OutOfPlace { .. }
+            | Self::Lost
             | Self::Ended => Reason::LaneUnavailable,
         }
     }

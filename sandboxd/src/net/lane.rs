@@ -4,7 +4,10 @@
 use std::{
     collections::{BTreeSet, HashMap},
     fs::File,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     thread::JoinHandle,
     time::Duration,
 };
@@ -37,6 +40,8 @@ const ORDERS: usize = 64;
 const DRAINS: Duration = Duration::from_secs(1);
 /// Pause between two looks at the generation, for news that never came.
 const LOOK: Duration = Duration::from_secs(5);
+/// Until laying ahead is tried again when the kernel refused: a refill lays what it needs itself.
+const AHEAD_AGAIN: Duration = Duration::from_secs(10);
 /// Pause between two tries to put the table back.
 const AGAIN: Duration = Duration::from_millis(100);
 /// Tampering is told in the log once in this time at most, with its count.
@@ -89,8 +94,10 @@ pub(super) struct Shared {
     held: Mutex<BTreeSet<SlotNumber>>,
     /// A slot's state changed.
     changed: Notify,
-    /// One became free.
-    freed: Notify,
+    /// One became free, or the packet filter is in force again.
+    freed: watch::Sender<u64>,
+    /// How many are to be laid, whoever has them.
+    ahead: AtomicUsize,
     clock: Clock,
     orders: mpsc::Sender<Order>,
     count: u16,
@@ -106,6 +113,11 @@ impl Shared {
     pub(super) fn tell_armed(&self, slot: SlotNumber) -> Result<(), NetError> {
         let told = self.slots().tell(slot, Event::Armed, self.clock.tick());
         told.map_err(|_out_of_place| NetError::OutOfPlace { slot })
+    }
+
+    /// Wakes those who were refused.
+    fn tell_freed(&self) {
+        self.freed.send_modify(|count| *count = count.wrapping_add(1));
     }
 
     /// Notes what happened to a slot.
@@ -155,7 +167,8 @@ impl Lane {
             slots: Mutex::new(slots),
             held: Mutex::new(options.held),
             changed: Notify::new(),
-            freed: Notify::new(),
+            freed: watch::Sender::new(0),
+            ahead: AtomicUsize::new(0),
             clock: options.clock,
             orders,
             count: options.slots,
@@ -194,6 +207,21 @@ impl Lane {
         self.shared.order(|reply| Order::Lay { count, reply }).await
     }
 
+    /// Has TAPs made until there are `count`, or as many as the lane may have, one by one and behind whatever else the lane
+    /// is asked for. Neither waits nor fails: who takes a slot that has none yet has it made. A lower number takes none away.
+    pub fn lay_ahead(&self, count: usize) {
+        if self.shared.ahead.swap(count, Ordering::Relaxed) < count {
+            self.shared.changed.notify_one();
+        }
+    }
+
+    /// News from now on for those whom [`take`](Self::take) refused: a slot became free, or the packet filter is in force
+    /// again. The value has no meaning but that it differs.
+    #[must_use]
+    pub fn freed(&self) -> watch::Receiver<u64> {
+        self.shared.freed.subscribe()
+    }
+
     /// Whether the packet filter is in force, as far as is known.
     #[must_use]
     pub fn is_locked(&self) -> bool {
@@ -225,9 +253,9 @@ impl Lane {
 
     /// A free slot; none if none is on its way to be free either.
     async fn free(&self) -> Option<SlotNumber> {
+        // From before the look, so that none that becomes free behind it goes unseen.
+        let mut freed = self.shared.freed.subscribe();
         loop {
-            // From before the look, so that none that becomes free behind it goes unseen.
-            let freed = self.shared.freed.notified();
             let (slot, wait) = {
                 let mut slots = self.shared.slots();
                 (slots.take(), slots.any_draining())
@@ -235,7 +263,8 @@ impl Lane {
             if slot.is_some() || !wait {
                 return slot;
             }
-            freed.await;
+            // Its sender is ours.
+            drop(freed.changed().await);
         }
     }
 
@@ -322,6 +351,8 @@ struct Desk {
     /// Of the slots that are free.
     queues: HashMap<SlotNumber, Queue>,
     told: Option<Tick>,
+    /// Nothing is laid ahead before that.
+    ahead_at: Tick,
     _hold: Hold,
 }
 
@@ -373,6 +404,7 @@ impl Desk {
             shared,
             queues: HashMap::new(),
             told: None,
+            ahead_at: now,
             _hold: hold,
         })
     }
@@ -384,7 +416,11 @@ impl Desk {
         loop {
             self.lay_due();
             let now = self.shared.clock.tick();
-            let next = self.shared.slots().next().map(|next| next.since(now));
+            let ahead = self.next_ahead();
+            let rest = ahead.map(|_slot| self.ahead_at);
+            let next = [self.shared.slots().next(), rest].into_iter().flatten().min();
+            let next = next.map(|next| next.since(now));
+            let ahead = ahead.filter(|_slot| self.ahead_at <= now);
             let shared = Arc::clone(&self.shared);
             tokio::select! {
                 biased;
@@ -403,6 +439,8 @@ impl Desk {
                     Some(order) => self.carry_out(order),
                     None => return,
                 },
+                // Last: whoever waits for something is served between any two.
+                () = std::future::ready(()), if ahead.is_some() => self.lay_ahead(ahead, now),
             }
         }
     }
@@ -473,8 +511,12 @@ impl Desk {
             }
         }
         let locked = self.watch.locked();
-        self.status
+        let is_news = self
+            .status
             .send_if_modified(|status| std::mem::replace(&mut status.locked, locked) != locked);
+        if is_news && locked {
+            self.shared.tell_freed();
+        }
     }
 
     /// Lays the slots whose doors and VMM are gone.
@@ -494,7 +536,7 @@ impl Desk {
             };
             self.shared.slots().laid(slot, laid, now);
             if laid == Laid::Done {
-                self.shared.freed.notify_waiters();
+                self.shared.tell_freed();
             }
             // A link takes milliseconds, and there may be a thousand: news of the table do not wait for them.
             self.hear();
@@ -529,14 +571,37 @@ impl Desk {
         let missing = self.shared.slots().missing(count);
         let mut outcome = Ok(());
         for slot in missing {
-            let laid = self.links.lay(slot, self.watch.locked());
-            let laid = laid.map(|queue| drop(self.queues.insert(slot, queue)));
-            let result = if laid.is_ok() { Laid::Done } else { Laid::NotYet };
-            self.shared.slots().laid(slot, result, self.shared.clock.tick());
-            outcome = outcome.and(laid);
-            self.hear();
+            outcome = outcome.and(self.lay_new(slot));
         }
         outcome
+    }
+
+    /// Lays one that has no TAP yet.
+    fn lay_new(&mut self, slot: SlotNumber) -> Result<(), NetError> {
+        let laid = self.links.lay(slot, self.watch.locked());
+        let laid = laid.map(|queue| drop(self.queues.insert(slot, queue)));
+        let result = if laid.is_ok() { Laid::Done } else { Laid::NotYet };
+        self.shared.slots().laid(slot, result, self.shared.clock.tick());
+        if laid.is_ok() {
+            self.shared.tell_freed();
+        }
+        self.hear();
+        laid
+    }
+
+    /// The next to be laid ahead; none while the packet filter is not in force.
+    fn next_ahead(&self) -> Option<SlotNumber> {
+        let ahead = self.shared.ahead.load(Ordering::Relaxed);
+        let missing = self.shared.slots().missing(ahead);
+        missing.first().copied().filter(|_slot| self.watch.locked())
+    }
+
+    fn lay_ahead(&mut self, slot: Option<SlotNumber>, now: Tick) {
+        let laid = slot.map_or(Ok(()), |slot| self.lay_new(slot));
+        if let Err(error) = laid {
+            self.ahead_at = now.plus(AHEAD_AGAIN);
+            tracing::warn!(error = %chain(&error), "a network slot cannot be laid ahead");
+        }
     }
 
     fn attach(&mut self, slot: SlotNumber) -> Result<File, NetError> {

@@ -3,7 +3,7 @@
 //! [`core`] is the stock and the line, [`policy`] says how much stock there should be; both are pure. `refill` makes
 //! and ends what the policy wants, woken by takes, deaths and news of room, never by a tick.
 //!
-//! May call: sandbox, template, agent, egress, engine (captures), image (digests), journal, admission, config.
+//! May call: sandbox, template, agent, egress, net, engine (captures), image (digests), journal, admission, config.
 //! Never inside: I/O under the lock; an await under the lock.
 //! Invariant 01: one sandbox, at most one claim: stock is moved, never lent.
 //! Cancel safety: whoever leaves the line costs nobody else anything.

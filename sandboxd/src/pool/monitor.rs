@@ -398,6 +398,13 @@ impl Pool {
         self.lock().preparing = false;
     }
 
+    /// What its stock aims at, and how many of its sandboxes are claimed.
+    pub(super) fn target_and_claims(&self) -> (u32, u32) {
+        let now = self.now();
+        let claimed = self.pools.0.sandboxes.claimed_from(&self.name);
+        (self.lock().policy.target(now), claimed)
+    }
+
     /// Whether it wants stock at all, now.
     pub(super) fn wants(&self) -> bool {
         let now = self.now();

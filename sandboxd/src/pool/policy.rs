@@ -80,6 +80,15 @@ pub struct Parked {
     pub retry_at: Option<Tick>,
 }
 
+/// Where there is no room for a piece.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Room {
+    /// On the node: memory, or places.
+    Node,
+    /// On lane guarded: slots, or its packet filter.
+    Lane,
+}
+
 #[derive(Debug, Clone)]
 enum Health {
     Well,
@@ -88,8 +97,8 @@ enum Health {
         count: u32,
         why: Parked,
     },
-    /// The node has no room.
-    Full(Parked),
+    /// There is no room.
+    Full(Room, Parked),
 }
 
 /// Averages, target and health of one pool.
@@ -142,7 +151,7 @@ impl Policy {
     /// piece at a time until one succeeds. `jitter` in 0 ..= 1 spreads pools that fail together.
     pub fn failed(&mut self, reason: Reason, message: String, now: Tick, jitter: f64) {
         let (count, since, retry_at) = match &self.health {
-            Health::Well | Health::Full(_) => (1, now, None),
+            Health::Well | Health::Full(..) => (1, now, None),
             // What was begun together fails together: one failure.
             Health::Failing { count, why } if why.retry_at.is_some_and(|at| now < at) => {
                 (*count, why.since, why.retry_at)
@@ -161,23 +170,27 @@ impl Policy {
         self.health = Health::Failing { count, why };
     }
 
-    /// The node has no room for a piece: refill rests until [`has_room`](Self::has_room).
-    pub fn no_room(&mut self, reason: Reason, message: String, now: Tick) {
+    /// There is no room for a piece: refill rests until [`has_room`](Self::has_room) tells of the same.
+    pub fn no_room(&mut self, room: Room, reason: Reason, message: String, now: Tick) {
         let since = match &self.health {
-            Health::Full(why) => why.since,
+            Health::Full(_, why) => why.since,
             Health::Well | Health::Failing { .. } => now,
         };
-        self.health = Health::Full(Parked {
-            reason,
-            message,
-            since,
-            retry_at: None,
-        });
+        self.health = Health::Full(
+            room,
+            Parked {
+                reason,
+                message,
+                since,
+                retry_at: None,
+            },
+        );
     }
 
-    /// Something was given back to the node: try again.
-    pub fn has_room(&mut self) {
-        if matches!(self.health, Health::Full(_)) {
+    /// Something was given back: try again, if that is what was lacking. What a piece that finds no slot gives back to the node
+    /// is no reason to try it again.
+    pub fn has_room(&mut self, room: Room) {
+        if matches!(self.health, Health::Full(lacks, _) if lacks == room) {
             self.health = Health::Well;
         }
     }
@@ -188,7 +201,7 @@ impl Policy {
         match &self.health {
             Health::Well => None,
             Health::Failing { why, .. } => why.retry_at.is_some().then_some(why),
-            Health::Full(why) => Some(why),
+            Health::Full(_, why) => Some(why),
         }
     }
 
@@ -239,7 +252,7 @@ impl Policy {
     fn may_begin(&self, facts: Facts, now: Tick) -> (u32, Option<Tick>) {
         match &self.health {
             Health::Well => (facts.may_begin, None),
-            Health::Full(_) => (0, None),
+            Health::Full(..) => (0, None),
             Health::Failing { why, .. } => match why.retry_at {
                 Some(at) if now < at => (0, Some(at)),
                 // One at a time until one succeeds.

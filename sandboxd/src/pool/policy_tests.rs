@@ -3,7 +3,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use sandbox_protocol::reason::Reason;
 
-use super::policy::{Bounds, Facts, PAUSE_MAX, Plan, Policy, SURPLUS};
+use super::policy::{Bounds, Facts, PAUSE_MAX, Plan, Policy, Room, SURPLUS};
 use crate::clock::Tick;
 
 const START: Tick = Tick::from_nanos(1_000_000_000_000);
@@ -147,14 +147,28 @@ fn the_first_failure_is_free_and_the_next_pause_longer_and_longer() {
 #[test]
 fn a_full_node_parks_refill_until_there_is_room() {
     let mut policy = policy(4, 4);
-    policy.no_room(Reason::Capacity, "no memory".to_owned(), START);
+    policy.no_room(Room::Node, Reason::Capacity, "no memory".to_owned(), START);
     let later = START.plus(secs(3_600));
-    policy.no_room(Reason::Capacity, "no memory".to_owned(), later);
+    policy.no_room(Room::Node, Reason::Capacity, "no memory".to_owned(), later);
     let parked = policy.parked().expect("parked");
     assert_eq!((parked.since, parked.retry_at), (START, None));
     assert_eq!(policy.plan(facts(0, 0, 9), later), Plan::default());
-    policy.has_room();
+    policy.has_room(Room::Node);
     assert_eq!(policy.plan(facts(0, 0, 0), later).start, 4);
+}
+
+/// A piece that finds no slot gives its place on the node back: that is no room for the next.
+#[test]
+fn news_of_room_elsewhere_leave_refill_at_rest() {
+    for (lacks, other) in [(Room::Lane, Room::Node), (Room::Node, Room::Lane)] {
+        let mut policy = policy(4, 4);
+        policy.no_room(lacks, Reason::Capacity, "none".to_owned(), START);
+        policy.has_room(other);
+        assert!(policy.parked().is_some(), "{lacks:?}");
+        assert_eq!(policy.plan(facts(0, 0, 9), START), Plan::default());
+        policy.has_room(lacks);
+        assert_eq!(policy.plan(facts(0, 0, 0), START).start, 4);
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -197,8 +211,8 @@ proptest! {
                 Step::Arrive => policy.arrived(now),
                 Step::Success(ms) => policy.succeeded(Duration::from_millis(ms)),
                 Step::Failure => policy.failed(Reason::Bug, String::new(), now, jitter),
-                Step::NoRoom => policy.no_room(Reason::Capacity, String::new(), now),
-                Step::HasRoom => policy.has_room(),
+                Step::NoRoom => policy.no_room(Room::Node, Reason::Capacity, String::new(), now),
+                Step::HasRoom => policy.has_room(Room::Node),
                 Step::Bounds(warm, max) => {
                     (low, high) = (warm, max.max(warm));
                     policy.set_bounds(Bounds::new(warm, max));

@@ -4,24 +4,26 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::FutureExt as _;
 use sandbox_protocol::reason::Reason;
-use tokio::time::timeout;
+use tokio::{sync::watch, time::timeout};
 use tracing::Instrument as _;
 
-use super::{Pools, Turn, monitor::FRESH, monitor::Pool, policy::Policy};
+use super::{Pools, Turn, monitor::FRESH, monitor::Pool, policy::Room};
 use crate::{
+    admission::Vacancy,
     agent,
     clock::Tick,
     engine::Capture,
+    net::NetError,
     random,
-    sandbox::{MakeError, MakeSpec, Source, Warm, Why, WhyKind},
+    sandbox::{MakeError, MakeSpec, Means, Source, Warm, Why, WhyKind},
     telemetry::span,
-    words::{Name, Tier},
+    words::{Lane, Name, Tier},
 };
 
 /// Runs until the pools stop.
 pub(super) async fn drive(pools: Pools) {
     let inner = Arc::clone(&pools.0);
-    let mut vacancy = inner.sandboxes.means().admission.vacancy();
+    let mut vacancies = Vacancies::of(inner.sandboxes.means());
     let mut deaths = inner.sandboxes.deaths();
     let mut claims = inner.sandboxes.claims_changed();
     // Nothing was looked at yet.
@@ -33,9 +35,9 @@ pub(super) async fn drive(pools: Pools) {
             () = inner.tasks.stopping() => return,
             () = deaths.changed() => died = true,
             // Before other news: a pass for those would find every pool at rest.
-            () = vacancy.appeared() => {
+            room = vacancies.appeared() => {
                 for pool in pools.list() {
-                    pool.with_policy(Policy::has_room);
+                    pool.with_policy(|policy| policy.has_room(room));
                 }
             }
             // What a pool has claimed is shown, though nothing is to be made for it.
@@ -44,6 +46,58 @@ pub(super) async fn drive(pools: Pools) {
             () = until(wake_at, &pools) => {}
         }
     }
+}
+
+/// News of room for one more: on the node, and on lane guarded where the host has it.
+struct Vacancies {
+    node: Vacancy,
+    lane: Option<watch::Receiver<u64>>,
+}
+
+impl Vacancies {
+    fn of(means: &Means) -> Self {
+        Self {
+            node: means.admission.vacancy(),
+            lane: means.net.as_ref().map(|lane| lane.freed()),
+        }
+    }
+
+    /// Resolves once there was some since this was made or last resolved. Cancel safe.
+    async fn appeared(&mut self) -> Room {
+        let lane = async {
+            let freed = match &mut self.lane {
+                Some(lane) => lane.changed().await.is_ok(),
+                None => false,
+            };
+            // A lane that has ended has no more.
+            if !freed {
+                std::future::pending::<()>().await;
+            }
+        };
+        tokio::select! {
+            () = self.node.appeared() => Room::Node,
+            () = lane => Room::Lane,
+        }
+    }
+}
+
+/// Slots of lane guarded that a pool is to have: for its stock and its claims, and a tenth of the stock more, so that what is
+/// made while others drain finds one ready. Pure.
+const fn slots(target: u32, claimed: u32) -> u32 {
+    target.saturating_add(target.div_ceil(10)).saturating_add(claimed)
+}
+
+/// Has the slots made ahead that the pools' targets call for.
+fn lay_ahead(pools: &Pools, all: &[Arc<Pool>]) {
+    let Some(lane) = &pools.0.sandboxes.means().net else {
+        return;
+    };
+    let guarded = all.iter().filter(|pool| pool.key().lane == Lane::Guarded);
+    let wanted = guarded.map(|pool| {
+        let (target, claimed) = pool.target_and_claims();
+        usize::try_from(slots(target, claimed)).unwrap_or(usize::MAX)
+    });
+    lane.lay_ahead(wanted.fold(0, usize::saturating_add));
 }
 
 /// Back-off, surplus and falling demand are the only things that end by time alone.
@@ -62,7 +116,9 @@ fn pass(pools: &Pools, died: bool, last: &mut Option<Name>) -> Option<Tick> {
     let used = inner.sandboxes.means().admission.used();
     inner.metrics.node.reserved(used.reserved.0);
     let mut ready = vec![];
-    for pool in pools.list() {
+    let all = pools.list();
+    lay_ahead(pools, &all);
+    for pool in all {
         let current = inner.templates.current(&pool.key());
         for warm in pool.outdated(current.as_ref().map(Capture::digest)) {
             warm.end(Why::of(WhyKind::TemplateChanged));
@@ -229,7 +285,7 @@ async fn make_one(pools: Pools, piece: Piece, capture: Capture) {
     let pool = Arc::clone(&piece.pool);
     let begun = inner.sandboxes.means().clock.tick();
     // From before the try, so that no room that appears behind it goes unseen.
-    let mut vacancy = inner.sandboxes.means().admission.vacancy();
+    let mut vacancies = Vacancies::of(inner.sandboxes.means());
     let (key, digest) = (pool.key(), capture.digest());
     let spec = MakeSpec {
         key: key.clone(),
@@ -246,13 +302,17 @@ async fn make_one(pools: Pools, piece: Piece, capture: Capture) {
     let now = inner.sandboxes.means().clock.tick();
     let made = made.map_err(|error| match error {
         MakeError::Capacity(full) => {
-            pool.with_policy(|policy| policy.no_room(Reason::Capacity, full.to_string(), now));
-            // Refill may have heard of that room while the pool was not at rest yet.
-            if vacancy.appeared().now_or_never().is_some() {
-                pool.with_policy(Policy::has_room);
-            }
+            let why = (Reason::Capacity, full.to_string());
+            rest(&pool, Room::Node, why, &mut vacancies);
         }
-        // Slots come back, and the packet filter too, without a vacancy that tells of it.
+        MakeError::Net(error @ (NetError::NoSlot { .. } | NetError::Unlocked)) => {
+            rest(
+                &pool,
+                Room::Lane,
+                (error.reason(), error.to_string()),
+                &mut vacancies,
+            );
+        }
         MakeError::Net(error) => fail(&pool, error.reason(), error.to_string()),
         MakeError::Journal(error) => fail(&pool, error.reason(), error.to_string()),
         // The next pass builds it anew; it counts as failed too, so that captures that never load are not built without
@@ -273,6 +333,16 @@ async fn make_one(pools: Pools, piece: Piece, capture: Capture) {
         }
     });
     piece.over(made, now.since(begun));
+}
+
+/// Refill of the pool rests until there is room.
+fn rest(pool: &Pool, room: Room, (reason, message): (Reason, String), vacancies: &mut Vacancies) {
+    let now = pool.now();
+    pool.with_policy(|policy| policy.no_room(room, reason, message, now));
+    // Refill may have heard of that room while the pool was not at rest yet.
+    while let Some(room) = vacancies.appeared().now_or_never() {
+        pool.with_policy(|policy| policy.has_room(room));
+    }
 }
 
 fn fail(pool: &Pool, reason: Reason, message: String) {
@@ -307,6 +377,14 @@ mod tests {
         claim::tests::rooms::{Rooms, key},
         pool::{LeaseBounds, Spec},
     };
+
+    #[test]
+    fn slots_are_for_stock_claims_and_a_tenth() {
+        for (target, claimed, wanted) in [(0, 0, 0), (1, 0, 2), (10, 0, 11), (11, 3, 16), (100, 500, 610)] {
+            assert_eq!(slots(target, claimed), wanted);
+        }
+        assert_eq!(slots(u32::MAX, 1), u32::MAX);
+    }
 
     #[tokio::test]
     async fn a_making_that_is_dropped_has_failed() {

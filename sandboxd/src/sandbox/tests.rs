@@ -158,6 +158,50 @@ async fn failed_steps_leave_nothing() {
     }
 }
 
+/// A clone whose guest finds no door that refuses, or another's, is none.
+#[tokio::test]
+async fn door_that_does_not_refuse_makes_no_sandbox() {
+    let said = |http: &str, socks5: &'static [u8]| v1::DoorsSaid {
+        http: http.to_owned().into(),
+        socks5: bytes::Bytes::from_static(socks5),
+    };
+    for (said, why) in [
+        (said("", b""), "the http door does not answer in the guest"),
+        (
+            said("HTTP/1.1 200 OK", &[5, 0xff]),
+            "the http door did not refuse in the guest, but said: HTTP/1.1 200 OK",
+        ),
+        // It says so, and no connection of its came to this door.
+        (
+            said("HTTP/1.1 403 not_armed", &[5, 0xff]),
+            "the guest's http door is not the host's",
+        ),
+    ] {
+        let rooms = Rooms::new();
+        rooms.engine.guests_say(Some(said));
+        match within(rooms.sandboxes().make(boot())).await {
+            Err(MakeError::Failed(told)) => {
+                assert_eq!(told.kind, WhyKind::MakeFailed);
+                assert!(told.to_string().ends_with(why), "{told}");
+            }
+            other => panic!("{other:?}"),
+        }
+        until_free(&rooms).await;
+        assert_eq!(rooms.engine.living(), []);
+        assert_eq!(recorded(&rooms), ["making", "ending", "gone"]);
+    }
+}
+
+/// An agent of an older build does not know the question: the host asks its own end.
+#[tokio::test]
+async fn doors_of_a_guest_that_cannot_be_asked_are_proved_at_the_host() {
+    let rooms = Rooms::new();
+    rooms.engine.guests_say(None);
+    let warm = warm(&rooms).await;
+    assert!(warm.sandbox().door().is_linked());
+    assert_eq!(warm.sandbox().door().denials().len(), 0);
+}
+
 /// A machine that does not end, whether its end fails or hangs, keeps its slot and its state until it does.
 #[tokio::test(start_paused = true)]
 async fn inv_11_stuck_teardown_keeps_slot() {

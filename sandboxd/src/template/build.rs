@@ -305,6 +305,8 @@ impl Bench<'_> {
             seed: random::bytes(),
             sandbox: id,
             hostname: "template".into(),
+            // It has none yet.
+            ask_doors: false,
         };
         self.within(
             CONTROL,

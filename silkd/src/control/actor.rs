@@ -3,7 +3,7 @@
 //! An order that was begun is carried out whether or not its caller is still there: half a renewal is of no use, and
 //! a host that lost the link learns from HELLO and Adopt how things stand.
 //!
-//! May call: control/*, events, gate, places, refusal, run, sys, tasks.
+//! May call: control/*, door, events, gate, places, refusal, run, sys, tasks.
 //! Never inside: decoding.
 
 use std::{
@@ -19,6 +19,7 @@ use super::{
     order::{Renewal, Rest},
 };
 use crate::{
+    door::{Probe, Said},
     events::Events,
     gate::{Gate, State, Turn},
     places::Places,
@@ -88,8 +89,16 @@ fn forget(known: &mut Known) {
 pub(super) enum Order {
     Quiesce(Rest, Duration, oneshot::Sender<Result<(), Refusal>>),
     Resume(oneshot::Sender<Result<(), Refusal>>),
-    Renew(Box<Renewal>, oneshot::Sender<Result<u64, Refusal>>),
+    Renew(Box<Renewal>, oneshot::Sender<Result<Renewed, Refusal>>),
     SetClaim(ClaimDefaults, oneshot::Sender<Result<(), Refusal>>),
+}
+
+/// What came of a renewal.
+#[derive(Debug, Clone)]
+pub(super) struct Renewed {
+    pub(super) generation: u64,
+    /// What the doors said, if they were to be asked and there are any.
+    pub(super) doors: Option<Said>,
 }
 
 /// The actor; [`run`](Self::run) is its life.
@@ -102,8 +111,9 @@ pub struct Actor {
     pub(super) machine: Machine,
     pub(super) places: Places,
     pub(super) events: Events,
+    pub(super) doors: Option<Probe>,
     /// The last renewal that went through.
-    pub(super) renewed: Option<(String, u64)>,
+    pub(super) renewed: Option<(String, Renewed)>,
     /// Which kind of rest this is.
     pub(super) rest: Option<Rest>,
 }

@@ -20,6 +20,9 @@ use crate::{clock, sys};
 /// Bytes of the host's entropy in a renewal.
 pub const SEED: usize = 32;
 
+/// Where the kernel is told from which ports connections leave.
+const PORTS: &str = "/proc/sys/net/ipv4/ip_local_port_range";
+
 /// The machine, or the record of what would have been done to it.
 #[derive(Debug, Clone)]
 pub enum Machine {
@@ -100,6 +103,20 @@ impl Machine {
         match self {
             Self::Guest => Ok(sethostname(name.as_bytes())?),
             Self::Recorded(record) => record.line(&format!("hostname {name}")),
+        }
+    }
+
+    /// From which ports the kernel lets connections leave.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn set_ports(&self, (first, last): (u16, u16)) -> io::Result<()> {
+        match self {
+            Self::Guest => {
+                let mut file = OpenOptions::new().write(true).open(PORTS)?;
+                file.write_all(format!("{first} {last}").as_bytes())
+            }
+            Self::Recorded(record) => record.line(&format!("ports {first} {last}")),
         }
     }
 

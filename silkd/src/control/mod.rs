@@ -3,7 +3,7 @@
 //! Orders that change how the guest stands go to one actor, in order; Adopt, Clock, Events and PowerOff are answered
 //! at once, whatever the actor is at.
 //!
-//! May call: clock, conditions, control/*, events, gate, places, refusal, run, sys, tasks.
+//! May call: clock, conditions, control/*, door, events, gate, places, refusal, run, sys, tasks.
 //! Never inside: a claimer's call.
 //! Invariant 15: no restored guest inherits a connection or its bytes: a template is captured only when no call and no
 //! program is open.
@@ -21,7 +21,7 @@ use tokio::sync::{mpsc, watch};
 pub use actor::{Actor, Facts};
 pub use renew::RenewError;
 
-use crate::{conditions::Conditions, events::Events, gate::Gate, places::Places, run::Runner};
+use crate::{conditions::Conditions, door::Probe, events::Events, gate::Gate, places::Places, run::Runner};
 use actor::Order;
 use machine::Machine;
 
@@ -43,6 +43,8 @@ pub struct Parts {
     pub events: Events,
     /// Trouble.
     pub conditions: Conditions,
+    /// The guest's doors, where it has any.
+    pub doors: Option<Probe>,
     /// Set to true by PowerOff.
     pub power_off: watch::Sender<bool>,
 }
@@ -69,6 +71,7 @@ impl Control {
             machine: parts.machine.clone(),
             places: parts.places.clone(),
             events: parts.events.clone(),
+            doors: parts.doors.clone(),
             renewed: None,
             rest: None,
         };

@@ -94,6 +94,8 @@ pub struct Renewal {
     pub sandbox: String,
     /// The new host name; none: as it is.
     pub hostname: Option<String>,
+    /// The doors are asked what they say.
+    pub ask_doors: bool,
 }
 
 impl std::fmt::Debug for Renewal {
@@ -141,6 +143,7 @@ pub fn renewal(request: ControlRenewRequest) -> Result<Renewal, Refusal> {
         host_time: time(request.host_time)?,
         sandbox: request.sandbox_id,
         hostname: hostname(request.hostname)?,
+        ask_doors: request.ask_doors,
     })
 }
 
@@ -214,6 +217,7 @@ mod tests {
             host_time: Some(prost_types::Timestamp { seconds: 5, nanos: 6 }),
             sandbox_id: "sb_1".into(),
             hostname: "sb-1".into(),
+            ask_doors: true,
         }
     }
 
@@ -223,6 +227,7 @@ mod tests {
         assert_eq!(renewal.mode, Mode::Clone);
         assert_eq!((renewal.host_time.tv_sec, renewal.host_time.tv_nsec), (5, 6));
         assert_eq!(renewal.hostname.as_deref(), Some("sb-1"));
+        assert!(renewal.ask_doors);
         assert!(!format!("{renewal:?}").contains("seed"));
     }
 

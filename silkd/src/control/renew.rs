@@ -1,6 +1,6 @@
 //! Renewal: a guest's new identity, step by step, and the opening of the gate.
 //!
-//! May call: clock, control/*, gate, refusal, run.
+//! May call: clock, control/*, door, gate, refusal, run.
 //! Never inside: a generator of random numbers of silkd's own; ids are drawn from the kernel after it was reseeded.
 //! Invariant 14: nothing runs in a restored guest before it is renewed: programs stay frozen until seed, clock, names
 //! and generation are new, and the gate opens last.
@@ -16,12 +16,13 @@ use std::{
 use sandbox_protocol::{reason::Reason, v1::EnvVar};
 
 use super::{
-    actor::Actor,
+    actor::{Actor, Renewed},
     files::{name_in_hosts, put_in_place, tell_generation},
     order::{Mode, Renewal},
 };
 use crate::{
     clock,
+    door::Said,
     gate::{State, Turn},
     refusal::{Escaped, Refusal, chain},
     run::{HookEnd, HookOutcome, RunError},
@@ -32,6 +33,9 @@ const HOOK: Duration = Duration::from_secs(5);
 const HOOKS: Duration = Duration::from_secs(10);
 /// Hooks that are run at most; a folder with more fails the renewal.
 const HOOKS_MOST: usize = 64;
+/// How many ports a guest's connections leave from, and the lowest that may be one.
+const PORTS: u16 = 4096;
+const PORTS_FROM: u16 = 0x8000;
 /// Bytes of a hook's output that are shown.
 const OUTPUT: usize = 512;
 
@@ -88,26 +92,27 @@ fn step(step: &'static str) -> impl FnOnce(io::Error) -> RenewError {
 
 impl Actor {
     /// Does it, whole, or leaves the gate shut. A repeated id only answers again.
-    pub(super) async fn renew(&mut self, renewal: Renewal) -> Result<u64, Refusal> {
-        if let Some((id, generation)) = &self.renewed
+    pub(super) async fn renew(&mut self, renewal: Renewal) -> Result<Renewed, Refusal> {
+        if let Some((id, renewed)) = &self.renewed
             && *id == renewal.id
             && self.gate.state() == State::Ready
         {
-            return Ok(*generation);
+            return Ok(renewed.clone());
         }
         self.fits(renewal.mode)?;
         self.gate.turn(Turn::Renew)?;
         let done = self.renew_steps(&renewal).await;
         match done {
-            Ok(generation) => {
+            Ok(renewed) => {
                 self.gate.turn(Turn::Renewed)?;
                 self.rest = None;
                 self.events.log(&format!(
-                    "renewed ({}), generation {generation}",
-                    renewal.mode.as_str()
+                    "renewed ({}), generation {}",
+                    renewal.mode.as_str(),
+                    renewed.generation
                 ));
-                self.renewed = Some((renewal.id, generation));
-                Ok(generation)
+                self.renewed = Some((renewal.id, renewed.clone()));
+                Ok(renewed)
             }
             Err(error) => {
                 // Back to rest: whatever was thawed for the hooks stands still again.
@@ -137,7 +142,7 @@ impl Actor {
         }
     }
 
-    async fn renew_steps(&mut self, renewal: &Renewal) -> Result<u64, RenewError> {
+    async fn renew_steps(&mut self, renewal: &Renewal) -> Result<Renewed, RenewError> {
         self.machine.reseed(&renewal.seed).map_err(step("entropy"))?;
         self.machine.set_clock(renewal.host_time).map_err(step("clock"))?;
         if renewal.mode.changes_identity() {
@@ -151,8 +156,15 @@ impl Actor {
             step: "thaw".to_owned(),
             source,
         })?;
-        self.run_hooks(renewal, generation).await?;
-        Ok(generation)
+        // Neither waits for the other: most images have no hooks, and a door has its answer ready.
+        let (hooks, doors) = tokio::join!(self.run_hooks(renewal, generation), self.ask_doors(renewal));
+        hooks?;
+        Ok(Renewed { generation, doors })
+    }
+
+    async fn ask_doors(&self, renewal: &Renewal) -> Option<Said> {
+        let probe = self.doors.as_ref().filter(|_| renewal.ask_doors)?;
+        Some(probe.ask().await)
     }
 
     fn new_identity(&self, renewal: &Renewal) -> Result<(), RenewError> {
@@ -161,7 +173,10 @@ impl Actor {
             name_in_hosts(&self.places.hosts, hostname).map_err(step("hosts"))?;
         }
         let random = random_bytes().map_err(step("getrandom"))?;
-        let [machine, boot] = random;
+        let [machine, boot, ports] = random;
+        self.machine
+            .set_ports(port_range(u128::from_be_bytes(ports)))
+            .map_err(step("port range"))?;
         put_in_place(&self.places.machine_id, machine_id(machine).as_bytes()).map_err(step("machine-id"))?;
         put_in_place(&self.places.boot_id, uuid(boot).as_bytes()).map_err(step("boot id"))
     }
@@ -246,17 +261,28 @@ fn hooks(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(names.into_iter().map(|name| dir.join(name)).collect())
 }
 
-/// Two draws of the kernel's generator.
-fn random_bytes() -> io::Result<[[u8; 16]; 2]> {
-    let mut both = [[0; 16]; 2];
-    for bytes in &mut both {
+/// Three draws of the kernel's generator.
+fn random_bytes() -> io::Result<[[u8; 16]; 3]> {
+    let mut all = [[0; 16]; 3];
+    for bytes in &mut all {
         // The kernel never gives less of so little.
         let n = rustix::rand::getrandom(&mut *bytes, rustix::rand::GetRandomFlags::empty())?;
         if n < bytes.len() {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
     }
-    Ok(both)
+    Ok(all)
+}
+
+/// The ports that connections of this guest leave from, first and last. Clones of one template have one address and would
+/// choose the same ports in the same order: on lane guarded the host would look through all of those connections for each
+/// packet. Above 32,768, where no service is expected; the two differ in parity, as the kernel wants them.
+fn port_range(random: u128) -> (u16, u16) {
+    let starts = u128::from(u16::MAX - PORTS_FROM - PORTS + 2);
+    // Below 2^16 by the remainder.
+    let offset = u16::try_from(random % starts).unwrap_or(0);
+    let first = PORTS_FROM + offset;
+    (first, first + (PORTS - 1))
 }
 
 /// As `/etc/machine-id` has it: 32 hexadecimal digits.
@@ -295,8 +321,21 @@ mod tests {
         assert_eq!(id, "ffffffff-ffff-4fff-bfff-ffffffffffff\n");
         assert_eq!(uuid([0; 16]), "00000000-0000-4000-8000-000000000000\n");
         assert_eq!(machine_id([0xab; 16]).len(), 33);
-        let [a, b] = random_bytes().unwrap();
-        assert_ne!(a, b);
+        let [a, b, c] = random_bytes().unwrap();
+        assert!(a != b && b != c);
+    }
+
+    #[test]
+    fn a_port_range_is_4096_ports_anywhere_above_the_services() {
+        let last = u128::from(u16::MAX - 0x8000 - 4095);
+        assert_eq!(port_range(0), (32_768, 36_863));
+        assert_eq!(port_range(last), (61_440, 65_535));
+        assert_eq!(port_range(last + 1), port_range(0));
+        for random in [1, 77, 28_000, u128::MAX] {
+            let (first, end) = port_range(random);
+            assert_eq!(end - first, 4_095, "{random}");
+            assert_ne!(first % 2, end % 2, "{random}");
+        }
     }
 
     #[test]

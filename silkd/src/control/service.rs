@@ -12,7 +12,7 @@ use sandbox_protocol::{
         ControlAdoptReply, ControlAdoptRequest, ControlClockReply, ControlClockRequest, ControlEvent,
         ControlEventsRequest, ControlPowerOffReply, ControlPowerOffRequest, ControlQuiesceReply,
         ControlQuiesceRequest, ControlRenewReply, ControlRenewRequest, ControlResumeReply,
-        ControlResumeRequest, ControlSetClaimReply, ControlSetClaimRequest,
+        ControlResumeRequest, ControlSetClaimReply, ControlSetClaimRequest, DoorsSaid,
         agent_control_server::AgentControl, control_event::Event,
     },
 };
@@ -69,10 +69,14 @@ impl AgentControl for Control {
         request: Request<ControlRenewRequest>,
     ) -> Result<Response<ControlRenewReply>, Status> {
         let renewal = Box::new(order::renewal(request.into_inner())?);
-        let generation = self.order(|answer| Order::Renew(renewal, answer)).await?;
+        let renewed = self.order(|answer| Order::Renew(renewal, answer)).await?;
         Ok(Response::new(ControlRenewReply {
-            generation,
+            generation: renewed.generation,
             guest_time: Some(clock::timestamp(self.parts.machine.now())),
+            doors: renewed.doors.map(|said| DoorsSaid {
+                http: said.http.into(),
+                socks5: said.socks5.into(),
+            }),
         }))
     }
 

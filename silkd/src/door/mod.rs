@@ -10,11 +10,12 @@
 //! [`Doors::listen`] resets all relays.
 
 mod listeners;
+mod probe;
 mod relay;
 
 use std::{
     io,
-    sync::{Arc, Mutex, PoisonError, atomic::AtomicUsize},
+    sync::{Arc, atomic::AtomicUsize},
 };
 
 use bytes::Bytes;
@@ -23,10 +24,16 @@ use sandbox_protocol::{
     limits::{EGRESS_CONNECTION_WINDOW, EGRESS_STREAMS, HEADER_LIST, LINK_FRAME, SEND_BUFFER, STREAM_WINDOW},
     metadata::door,
 };
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::watch,
+};
 
-pub use self::listeners::Listeners;
 use self::relay::{Kind, To};
+pub use self::{
+    listeners::Listeners,
+    probe::{Probe, Said},
+};
 use crate::tasks::Group;
 
 /// Streams that were reset and may still be spoken of.
@@ -38,7 +45,7 @@ pub struct Doors(Arc<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
-    way: Mutex<Option<SendRequest<Bytes>>>,
+    way: watch::Sender<Option<SendRequest<Bytes>>>,
     /// Connections of programs, both doors together.
     open: AtomicUsize,
 }
@@ -68,7 +75,14 @@ impl Doors {
 
     /// The way to the host now.
     fn way(&self) -> Option<SendRequest<Bytes>> {
-        self.0.way.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.way.borrow().clone()
+    }
+
+    /// Resolves once there is a way to the host. Cancel safe.
+    async fn linked(&self) {
+        let mut way = self.0.way.subscribe();
+        // The sender is ours.
+        way.wait_for(Option::is_some).await.ok();
     }
 
     /// Relays connections of programs for ever.
@@ -97,14 +111,14 @@ struct Up<'a>(&'a Doors);
 
 impl<'a> Up<'a> {
     fn new(doors: &'a Doors, send: SendRequest<Bytes>) -> Self {
-        *doors.0.way.lock().unwrap_or_else(PoisonError::into_inner) = Some(send);
+        doors.0.way.send_replace(Some(send));
         Self(doors)
     }
 }
 
 impl Drop for Up<'_> {
     fn drop(&mut self) {
-        *self.0.0.way.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.0.0.way.send_replace(None);
     }
 }
 

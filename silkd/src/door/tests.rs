@@ -21,6 +21,7 @@ async fn within<F: Future>(future: F) -> F::Output {
 
 struct Bench {
     doors: Doors,
+    probe: Probe,
     http: SocketAddr,
     socks5: SocketAddr,
     listening: tokio::task::JoinHandle<()>,
@@ -31,9 +32,11 @@ fn bench() -> Bench {
     let listeners = Listeners::bind(any, any).unwrap();
     let (http, socks5) = (listeners.http.1, listeners.socks5.1);
     let doors = Doors::default();
+    let probe = listeners.probe(doors.clone());
     let listening = crate::tasks::spawn(doors.clone().listen(listeners).unwrap());
     Bench {
         doors,
+        probe,
         http,
         socks5,
         listening,
@@ -242,4 +245,93 @@ async fn a_card_is_spliced_and_a_door_that_is_not_there_is_told() {
     within(program.read_to_end(&mut heard)).await.unwrap();
     assert_eq!(heard, [5, 0, 5, 1, 0, 1, 0, 0, 0, 0, 0, 0]);
     listening.abort();
+}
+
+/// A door that says something to whoever comes, and takes no request.
+async fn door_that_says(words: &'static [u8]) -> SocketAddr {
+    let door = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+        .await
+        .unwrap();
+    let at = door.local_addr().unwrap();
+    drop(crate::tasks::spawn(async move {
+        while let Ok((mut guest, _)) = door.accept().await {
+            guest.write_all(words).await.unwrap();
+            guest.shutdown().await.unwrap();
+            assert_eq!(guest.read(&mut [0; 1]).await.unwrap(), 0, "nothing is asked for");
+        }
+    }));
+    at
+}
+
+fn said(http: &[u8], socks5: &[u8]) -> Said {
+    Said {
+        http: http.into(),
+        socks5: socks5.into(),
+    }
+}
+
+#[tokio::test]
+async fn a_probe_tells_what_both_doors_say_by_the_card() {
+    let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let long = door_that_says(&[b'x'; 3_000]).await;
+    let refuses = door_that_says(&[5, 0xff]).await;
+    let listeners = Listeners {
+        by_card: Some([long, refuses]),
+        ..Listeners::bind(any, any).unwrap()
+    };
+    let doors = Doors::default();
+    let probe = listeners.probe(doors.clone());
+    let listening = crate::tasks::spawn(doors.listen(listeners).unwrap());
+    // The beginning of each is told.
+    assert_eq!(within(probe.ask()).await, said(&[b'x'; 64], &[5, 0xff]));
+    listening.abort();
+}
+
+/// A guest's side may not be up yet when the host's is: the probe waits for it, and takes no answer of silkd's own.
+#[tokio::test]
+async fn a_probe_waits_for_the_way_to_the_host() {
+    let bench = bench();
+    let probe = bench.probe.clone();
+    let asking = crate::tasks::spawn(async move { probe.ask().await });
+    let (mut connection, _serving) = Box::pin(bench.host()).await;
+    let serving = crate::tasks::spawn(async move {
+        while let Some(Ok((request, mut respond))) = connection.accept().await {
+            let words = match request.uri().to_string().as_str() {
+                door::HTTP => &b"HTTP/1.1 403 not_armed\r\n"[..],
+                _ => &[5, 0xff],
+            };
+            let mut send = respond.send_response(Response::new(()), false).unwrap();
+            send.send_data(Bytes::from_static(words), true).unwrap();
+            // A body that is dropped before its end resets the stream.
+            let mut body = request.into_body();
+            drop(crate::tasks::spawn(async move {
+                while let Some(Ok(_)) = body.data().await {}
+            }));
+        }
+    });
+    let answer = said(b"HTTP/1.1 403 not_armed\r\n", &[5, 0xff]);
+    assert_eq!(within(asking).await.unwrap(), answer);
+    bench.listening.abort();
+    serving.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_probe_of_doors_that_do_not_answer_ends() {
+    // Without a way to the host.
+    let bench = bench();
+    assert_eq!(bench.probe.ask().await, said(b"", b""));
+    bench.listening.abort();
+    // By a card behind which a door takes the connection and says nothing, and one is not there.
+    let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let silent = tokio::net::TcpListener::bind(any).await.unwrap();
+    let listeners = Listeners {
+        by_card: Some([silent.local_addr().unwrap(); 2]),
+        ..Listeners::bind(any, any).unwrap()
+    };
+    let doors = Doors::default();
+    let probe = listeners.probe(doors.clone());
+    let listening = crate::tasks::spawn(doors.listen(listeners).unwrap());
+    assert_eq!(probe.ask().await, said(b"", b""));
+    listening.abort();
+    drop(silent);
 }

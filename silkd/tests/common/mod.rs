@@ -250,6 +250,7 @@ pub(crate) fn renewal(mode: control_renew_request::Mode, id: &str) -> ControlRen
         }),
         sandbox_id: format!("sb_{id}"),
         hostname: format!("host-{id}"),
+        ask_doors: false,
     }
 }
 

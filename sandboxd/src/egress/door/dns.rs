@@ -66,22 +66,20 @@ impl Door {
 /// Serves for ever.
 async fn by_datagram(door: &Door, socket: &Arc<UdpSocket>) {
     let places = Arc::new(Semaphore::new(AT_ONCE));
-    let (mut second, mut asked) = (Instant::now(), 0);
+    let mut rate = Rate::new(Instant::now());
     let mut packet = vec![0; usize::from(LARGEST)];
     loop {
         let Ok((length, from)) = socket.recv_from(&mut packet).await else {
             sleep(PAUSE).await;
             continue;
         };
-        if second.elapsed() >= Duration::from_secs(1) {
-            (second, asked) = (Instant::now(), 0);
-        }
-        asked += 1;
+        // Rubbish counts too.
+        let is_in_time = rate.takes(Instant::now());
         let Some(question) = Question::read(packet.get(..length).unwrap_or_default()) else {
             continue;
         };
         let place = Arc::clone(&places).try_acquire_owned().ok();
-        let Some(place) = place.filter(|_| asked <= PER_SECOND) else {
+        let Some(place) = place.filter(|_| is_in_time) else {
             tell(socket, &question.busy(), &question, from).await;
             continue;
         };
@@ -94,6 +92,28 @@ async fn by_datagram(door: &Door, socket: &Arc<UdpSocket>) {
             }
             drop(place);
         });
+    }
+}
+
+/// How many packets came in the second that began with the first of them. Pure.
+#[derive(Debug)]
+struct Rate {
+    second: Instant,
+    came: u32,
+}
+
+impl Rate {
+    const fn new(now: Instant) -> Self {
+        Self { second: now, came: 0 }
+    }
+
+    /// Counts one; false: there were as many already as are answered in a second.
+    fn takes(&mut self, now: Instant) -> bool {
+        if now.saturating_duration_since(self.second) >= Duration::from_secs(1) {
+            *self = Self::new(now);
+        }
+        self.came = self.came.saturating_add(1);
+        self.came <= PER_SECOND
     }
 }
 
@@ -450,6 +470,79 @@ mod tests {
             addresses(&Message::from_vec(&packet[..length]).unwrap()),
             [bench.origin.address.ip()]
         );
+    }
+
+    #[test]
+    fn dns_rate_is_a_hundred_a_second() {
+        let begun = Instant::now();
+        let mut rate = Rate::new(begun);
+        let mut taken = |millis: u64, times: u32| {
+            let at = begun + Duration::from_millis(millis);
+            (0..times).filter(|_| rate.takes(at)).count()
+        };
+        assert_eq!(taken(0, 60), 60);
+        assert_eq!(taken(999, 60), 40);
+        // Whoever goes on asking is heard again all the same.
+        assert_eq!(taken(1_000, 1_000), 100);
+        assert_eq!(taken(1_999, 1), 0);
+        assert_eq!(taken(2_000, 1), 1);
+    }
+
+    /// How many of the answers say which of two things.
+    fn codes(answers: &[Message]) -> (usize, usize) {
+        let of = |code| {
+            answers
+                .iter()
+                .filter(|answer| answer.response_code() == code)
+                .count()
+        };
+        (of(ResponseCode::NXDomain), of(ResponseCode::ServFail))
+    }
+
+    /// All come before the first is answered: sixteen are taken, and the others are told at once that they are too many.
+    #[tokio::test]
+    async fn dns_questions_beyond_sixteen_at_once_are_told_so() {
+        let bench = Bench::new().await;
+        let (udp, _) = listening(&bench);
+        bench.arm();
+        // The door's task has its turn, and waits for what comes.
+        tokio::task::yield_now().await;
+        let socket = net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let denied = question("other.test.", RecordType::A).to_vec().unwrap();
+        for _ in 0..40 {
+            socket.send_to(&denied, udp).unwrap();
+        }
+        socket.set_nonblocking(true).unwrap();
+        let socket = UdpSocket::from_std(socket).unwrap();
+        let mut answers = Vec::new();
+        let mut packet = vec![0; 4_096];
+        for _ in 0..40 {
+            let (length, _) = within(socket.recv_from(&mut packet)).await.unwrap();
+            answers.push(Message::from_vec(&packet[..length]).unwrap());
+        }
+        assert_eq!(codes(&answers), (AT_ONCE, 40 - AT_ONCE));
+        // Their places are free again.
+        assert_eq!(
+            codes(&[ask(udp, &question("other.test.", RecordType::A)).await]),
+            (1, 0)
+        );
+    }
+
+    /// One after the other, so that none is beyond sixteen: what goes unanswered is beyond the hundred of a second.
+    #[tokio::test]
+    async fn dns_questions_beyond_a_hundred_in_a_second_are_told_so() {
+        let bench = Bench::new().await;
+        let (udp, _) = listening(&bench);
+        bench.arm();
+        let denied = question("other.test.", RecordType::A);
+        let until_busy = async {
+            let mut answered = 0;
+            while ask(udp, &denied).await.response_code() != ResponseCode::ServFail {
+                answered += 1;
+            }
+            answered
+        };
+        assert!(within(until_busy).await >= PER_SECOND);
     }
 
     /// A client that resolves by itself and dials the address is judged by the name that it asked for.

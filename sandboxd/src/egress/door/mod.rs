@@ -9,6 +9,7 @@ mod keep;
 mod link;
 mod meter;
 mod onward;
+mod proof;
 pub mod socks5;
 mod stream;
 mod tap;
@@ -28,6 +29,7 @@ use tokio::{
 pub use self::link::{LinkOver, serve_link};
 use self::meter::Metered;
 pub(super) use self::meter::Traffic;
+pub use self::proof::{Proof, Unproved};
 pub(super) use self::upstream::{Kept, Upstream};
 pub(super) use super::Visit;
 use super::{Armed, Denial, Door, DoorKind, Seat};

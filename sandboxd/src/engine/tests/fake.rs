@@ -11,6 +11,8 @@ use std::{
     },
 };
 
+use prost::Message as _;
+use sandbox_protocol::v1;
 use tokio::{
     net::UnixStream,
     sync::{Notify, watch},
@@ -22,7 +24,7 @@ use crate::{
         Place, Port, PortName, Pulse, Purpose, Tap,
     },
     image::Image,
-    link::fake::greet,
+    link::fake::{greet, reply, status},
     names::SlotNumber,
     tasks,
     telemetry::GuestText,
@@ -63,6 +65,8 @@ struct Shared {
     /// Machines that live; the value turns true when one ends by itself.
     living: Mutex<BTreeMap<SlotNumber, watch::Sender<bool>>>,
     numbers: AtomicU64,
+    /// What guests say of their doors; none: they are no guests that could.
+    doors: Mutex<Option<Option<v1::DoorsSaid>>>,
 }
 
 impl Fake {
@@ -73,6 +77,12 @@ impl Fake {
             Some(act) => drop(script.insert(op, act)),
             None => drop(script.remove(&op)),
         }
+    }
+
+    /// From now on guests come to their doors by a connection of their own, and tell this of them when they are asked;
+    /// `None`: nothing, as an agent that does not know the question.
+    pub(crate) fn guests_say(&self, said: Option<v1::DoorsSaid>) {
+        *self.0.doors.lock().unwrap() = Some(said);
     }
 
     /// How often an operation was begun.
@@ -153,7 +163,10 @@ impl FakeMachine {
             Going::Hung => return Ok(Port::Stream(mute())),
         }
         match self.engine.begin(Op::Call).now_or_hung().await? {
-            Going::On => Ok(Port::InProcess),
+            Going::On => Ok(match self.engine.0.doors.lock().unwrap().clone() {
+                Some(said) => Port::Stream(renewing(said)),
+                None => Port::InProcess,
+            }),
             Going::Hung => Ok(Port::Stream(silent())),
         }
     }
@@ -189,12 +202,7 @@ fn mute() -> UnixStream {
 
 /// A guest that says HELLO and then takes calls without answering any.
 fn silent() -> UnixStream {
-    let (ours, mut theirs) = UnixStream::pair().unwrap();
-    let (mut pipe, guest) = tokio::io::duplex(64 * 1024);
-    // Both end with the other end of the port.
-    drop(tasks::spawn("silent-pipe", async move {
-        drop(tokio::io::copy_bidirectional(&mut theirs, &mut pipe).await);
-    }));
+    let (ours, guest) = piped();
     drop(tasks::spawn("silent-guest", async move {
         let Ok(mut connection) = h2::server::handshake(greet(guest).await).await else {
             return;
@@ -203,6 +211,51 @@ fn silent() -> UnixStream {
         while let Some(Ok(call)) = connection.accept().await {
             held.push(call);
         }
+    }));
+    ours
+}
+
+/// A port and its far end, as the far end's side of a link is to have it.
+fn piped() -> (UnixStream, tokio::io::DuplexStream) {
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let (mut pipe, guest) = tokio::io::duplex(64 * 1024);
+    // Ends with either end of the port.
+    drop(tasks::spawn("guest-pipe", async move {
+        drop(tokio::io::copy_bidirectional(&mut theirs, &mut pipe).await);
+    }));
+    (ours, guest)
+}
+
+/// A guest whose every answer is that it was renewed, and what its doors said.
+fn renewing(doors: Option<v1::DoorsSaid>) -> UnixStream {
+    let (ours, guest) = piped();
+    let answer = v1::ControlRenewReply {
+        generation: 1,
+        guest_time: None,
+        doors,
+    }
+    .encode_to_vec();
+    drop(tasks::spawn("renewing-guest", async move {
+        let mut connection = h2::server::handshake(greet(guest).await).await.unwrap();
+        while let Some(Ok((_call, mut respond))) = connection.accept().await {
+            let mut sent = respond.send_response(reply(), false).unwrap();
+            let mut message = vec![0];
+            message.extend(u32::try_from(answer.len()).unwrap().to_be_bytes());
+            message.extend(&answer);
+            sent.send_data(message.into(), false).unwrap();
+            sent.send_trailers(status("0")).unwrap();
+        }
+    }));
+    ours
+}
+
+/// A guest that has connected for its doors, and whose programs open none.
+fn connecting() -> UnixStream {
+    let (ours, guest) = piped();
+    drop(tasks::spawn("connecting-guest", async move {
+        let opened = h2::client::handshake(greet(guest).await).await;
+        let (_open, connection) = opened.unwrap();
+        drop(connection.await);
     }));
     ours
 }
@@ -218,8 +271,15 @@ impl Machine for FakeMachine {
     fn connect(&self, port: PortName) -> BoxFuture<'_, Result<Port, EngineError>> {
         match port {
             PortName::Agent => Box::pin(self.open()),
-            // It has no programs that could come to its doors.
-            PortName::Egress => Box::pin(std::future::ready(Ok(Port::InProcess))),
+            PortName::Egress => {
+                let connects = self.engine.0.doors.lock().unwrap().is_some();
+                Box::pin(std::future::ready(Ok(if connects {
+                    Port::Stream(connecting())
+                } else {
+                    // It has no programs that could come to its doors.
+                    Port::InProcess
+                })))
+            }
         }
     }
 

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     admission::Reservation,
-    agent,
+    agent::{self, Condition},
     engine::{EngineError, Identity, Place},
     faults,
     journal::SandboxRow,
@@ -113,7 +113,7 @@ impl Actor {
             taken = Box::pin(self.take_up(identity, size)) => taken.map_err(|error| match &error {
                 StepError::Engine(EngineError::Gone { .. }) | StepError::Exited(_) => Why::with(WhyKind::LostOnRestart, chain(&error)),
                 StepError::Late { .. } | StepError::Engine(_) | StepError::Net(_) | StepError::Serve(_)
-                | StepError::Link(_) | StepError::Agent(_)
+                | StepError::Unproved(_) | StepError::Link(_) | StepError::Agent(_)
                 | StepError::NotReady(_) | StepError::Foreign => {
                     Why::with(WhyKind::AgentLost, chain(&error))
                 }
@@ -148,9 +148,14 @@ impl Actor {
         let attach = means.engine.attach(place, identity);
         let machine = within("attach", limits.attach, StepError::Engine, attach).await?;
         let machine = Arc::clone(self.machine.insert(Arc::from(machine)));
-        // Without doors it reaches nothing, which is no reason to end somebody's work.
         if let Err(error) = Box::pin(self.bind_doors()).await {
+            if is_warm {
+                return Err(error);
+            }
+            // It reaches nothing, which is no reason to end somebody's work.
             tracing::error!(sandbox = %self.sandbox.id, error = %chain(&error), "its doors cannot be opened again");
+            let lost = Condition::doors_lost(means.clock.wall());
+            self.sandboxes.noted(&self.sandbox, lost);
         }
         let opened = Box::pin(open_link(machine.as_ref(), &self.sandboxes, limit)).await?;
         // Its doors deny, or serve the claim of its record, already; a guest that does not come to them is served without.

@@ -3,18 +3,21 @@
 
 use std::sync::Arc;
 
-use sandbox_protocol::id::SandboxId;
+use sandbox_protocol::id::{RequestId, SandboxId};
 
 use super::{
     Actor,
     steps::{StepError, within},
 };
 use crate::{
+    agent::{self, RenewMode, RenewSpec, Renewed},
     engine::{EngineError, Machine, Port, PortName},
+    link::Link,
     names::SlotNumber,
     net::{Draining, NetError, Taken},
+    random,
     sandbox::{life::Life, registry::Sandboxes},
-    words::Lane,
+    words::{EngineKind, Lane},
 };
 
 impl Sandboxes {
@@ -38,8 +41,10 @@ pub(super) fn tell(draining: Option<&Draining>, news: impl FnOnce(&Draining) -> 
 impl Actor {
     /// Has the doors listen on the sandbox's TAP, where it has one: they deny unless its claim has armed them already.
     pub(super) async fn bind_doors(&self) -> Result<(), StepError> {
-        let Some(taken) = self.sandbox.taken() else {
-            return Ok(());
+        let taken = match (self.sandbox.key.lane, self.sandbox.taken()) {
+            (Lane::Guarded, Some(taken)) => taken,
+            (Lane::Guarded, None) => return Err(StepError::Net(NetError::Lost)),
+            (Lane::None, _) => return Ok(()),
         };
         let limit = self.sandboxes.means().deadlines.hello;
         let doors = within("bind", limit, StepError::Net, taken.bind()).await?;
@@ -58,13 +63,17 @@ impl Actor {
     }
 
     /// Opens the guest's connection for its doors and has it kept. A guest in this process has none, and one of lane
-    /// guarded comes by its TAP.
-    pub(super) async fn open_doors(&self, machine: &Arc<dyn Machine>) -> Result<(), EngineError> {
+    /// guarded comes by its TAP. Whether it comes to its doors by itself.
+    pub(super) async fn open_doors(&self, machine: &Arc<dyn Machine>) -> Result<bool, EngineError> {
         if self.sandbox.key.lane == Lane::Guarded {
-            return Ok(());
+            // Behind a TAP of the stub there is nobody.
+            return Ok(match self.sandboxes.means().engine.kind() {
+                EngineKind::Qemu => true,
+                EngineKind::Stub => false,
+            });
         }
         let Port::Stream(first) = machine.connect(PortName::Egress).await? else {
-            return Ok(());
+            return Ok(false);
         };
         let door = self.sandbox.door();
         let machine = Arc::clone(machine);
@@ -78,6 +87,51 @@ impl Actor {
             }
         });
         door.linked().await;
-        Ok(())
+        Ok(true)
+    }
+
+    /// Gives the guest its identity and opens its gate, and has its doors prove that they refuse: in the guest, where that
+    /// comes to them (`inside`) and its agent knows the question, else at the host's end of them.
+    pub(super) async fn renew(
+        &self,
+        link: &Link,
+        mode: RenewMode,
+        inside: bool,
+    ) -> Result<Renewed, StepError> {
+        let means = self.sandboxes.means();
+        let limits = means.deadlines;
+        let proof = self.sandbox.door().prove();
+        let renewing = agent::renew(link, renewal(mode, self.sandbox.id, inside), &means.clock);
+        let renewed = within("renew", limits.renew, StepError::Agent, renewing).await?;
+        match &renewed.doors {
+            Some(said) => proof
+                .by_guest(&said.http, &said.socks5)
+                .map_err(StepError::Unproved)?,
+            None => {
+                within(
+                    "proof",
+                    limits.hello,
+                    StepError::Unproved,
+                    Box::pin(proof.by_host()),
+                )
+                .await?
+            }
+        }
+        Ok(renewed)
+    }
+}
+
+/// A renewal of its own for each sandbox. The guest's host name is made of the id, which tells clones apart.
+fn renewal(mode: RenewMode, sandbox: SandboxId, ask_doors: bool) -> RenewSpec {
+    let text = sandbox.to_string();
+    let hostname = text.get(..15).unwrap_or(&text).replace('_', "-");
+    let renew_id = RequestId::from_random(random::bytes()).to_string();
+    RenewSpec {
+        mode,
+        renew_id,
+        seed: random::bytes(),
+        sandbox,
+        hostname,
+        ask_doors,
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sandbox_protocol::id::{RequestId, SandboxId};
+use sandbox_protocol::id::SandboxId;
 use tokio::sync::oneshot;
 
 use super::{
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     admission::Full,
-    agent::{self, RenewMode, RenewSpec},
+    agent::RenewMode,
     engine::{Capture, CaptureError, EngineError, Place, Purpose, Tap},
     faults,
     image::Image,
@@ -267,11 +267,10 @@ impl Actor {
         opened.link.pace(means.paces.warm);
         self.sandbox.set_link(Some(opened.link.clone()));
         let opening = self.open_doors(&machine);
-        within("doors", hello_limit, StepError::Engine, opening).await?;
+        let inside = within("doors", hello_limit, StepError::Engine, opening).await?;
         meter.done(RefillStep::Link);
 
-        let renewing = agent::renew(&opened.link, renewal(mode, self.sandbox.id), &means.clock);
-        let renewed = within("renew", limits.renew, StepError::Agent, renewing).await?;
+        let renewed = Box::pin(self.renew(&opened.link, mode, inside)).await?;
         faults::passage("sandbox.renewed_guest");
         meter.done(RefillStep::Renew);
 
@@ -289,19 +288,5 @@ impl Actor {
             proto: opened.proto,
             agent_version: opened.hello.version,
         })
-    }
-}
-
-/// A renewal of its own for each sandbox. The guest's host name is made of the id, which tells clones apart.
-fn renewal(mode: RenewMode, sandbox: SandboxId) -> RenewSpec {
-    let text = sandbox.to_string();
-    let hostname = text.get(..15).unwrap_or(&text).replace('_', "-");
-    let renew_id = RequestId::from_random(random::bytes()).to_string();
-    RenewSpec {
-        mode,
-        renew_id,
-        seed: random::bytes(),
-        sandbox,
-        hostname,
     }
 }

@@ -6,6 +6,7 @@ use tokio::time::timeout;
 
 use crate::{
     agent::{self, AgentError},
+    egress::door::Unproved,
     engine::{EngineError, ExitReport, Machine, Port, PortName},
     link::{self, Opened},
     net::NetError,
@@ -30,6 +31,8 @@ pub(super) enum StepError {
     Net(#[source] NetError),
     #[error("serve the doors")]
     Serve(#[source] io::Error),
+    #[error("its doors are not proved to refuse")]
+    Unproved(#[source] Unproved),
     #[error("link")]
     Link(#[source] link::LinkError),
     #[error("agent")]

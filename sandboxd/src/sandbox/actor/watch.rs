@@ -139,6 +139,7 @@ impl Actor {
                     | StepError::Engine(_)
                     | StepError::Net(_)
                     | StepError::Serve(_)
+                    | StepError::Unproved(_)
                     | StepError::Link(_)
                     | StepError::Agent(_)
                     | StepError::NotReady(_)

@@ -287,6 +287,8 @@ async fn every_decision_and_every_end_has_a_line_and_bytes_are_exact() {
     let dir = home.path();
     let audit = Audit::open(options(dir, QUEUE)).unwrap();
     let bench = Bench::audited(audit.clone()).await;
+    // Refusals that refill asks for have no line.
+    bench.door.prove().by_host().await.unwrap();
     // Before the claim.
     let answer = bench.get(&bench.url("/")).await;
     assert!(answer.starts_with("HTTP/1.1 403 not_armed"), "{answer}");
