@@ -128,7 +128,7 @@ struct Switch {
 /// What follows a request for WebSocket: raw bytes where the origin agreed, and else nothing.
 async fn switch<T>(visit: &Visit, mut io: T, early: &[u8], switched: Option<Switch>)
 where
-    T: AsyncRead + AsyncWrite + Send + Unpin,
+    T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     let Some(Switch { to, method, path }) = switched else {
         return farewell(io).await;

@@ -10,6 +10,7 @@ mod link;
 mod meter;
 mod onward;
 pub mod socks5;
+mod splice;
 mod stream;
 mod tap;
 #[cfg(test)]
@@ -28,6 +29,7 @@ use tokio::{
 pub use self::link::{LinkOver, serve_link};
 use self::meter::Metered;
 pub(super) use self::meter::Traffic;
+pub(super) use self::splice::Pipes;
 pub(super) use self::upstream::{Kept, Upstream};
 pub(super) use super::Visit;
 use super::{Armed, Denial, Door, DoorKind, Seat};

@@ -9,4 +9,5 @@ mod origin;
 mod policy;
 mod secrets;
 mod sockets;
+mod splice;
 mod ways;
