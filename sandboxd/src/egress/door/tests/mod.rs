@@ -10,4 +10,5 @@ mod policy;
 mod secrets;
 mod sockets;
 mod splice;
+mod unread;
 mod ways;
