@@ -44,11 +44,16 @@ pub(super) async fn dial_upstream(
 async fn race(addresses: &[SocketAddr], source: Source) -> Result<(TcpStream, SocketAddr), DoorReason> {
     let mut tries = FuturesUnordered::new();
     let mut worst = DoorReason::DialUnreachable;
-    for next in addresses {
+    let mut addresses = addresses.iter().peekable();
+    while let Some(next) = addresses.next() {
         tries.push(connect(*next, source));
         let mut pause = std::pin::pin!(sleep(APART));
         loop {
             tokio::select! {
+        // Behind the last there is nobody to wait for with.
+        if addresses.peek().is_none() {
+            break;
+        }
                 biased;
                 Some(tried) = tries.next() => match tried {
                     Ok(connected) => return Ok(connected),
