@@ -11,8 +11,6 @@ pub struct IdError {
     prefix: &'static str,
 }
 
-const DIGITS: &[u8; 16] = b"0123456789abcdef";
-
 fn parse(text: &str, prefix: &'static str) -> Result<u128, IdError> {
     let error = IdError { prefix };
     let hex = text.strip_prefix(prefix).ok_or(error)?;
@@ -25,10 +23,12 @@ fn parse(text: &str, prefix: &'static str) -> Result<u128, IdError> {
 
 fn write(f: &mut fmt::Formatter<'_>, prefix: &str, bits: u128) -> fmt::Result {
     let mut text = [0_u8; 32];
-    for (place, byte) in text.chunks_exact_mut(2).zip(bits.to_be_bytes()) {
-        for (digit, nibble) in place.iter_mut().zip([byte >> 4, byte & 15]) {
-            *digit = DIGITS.get(usize::from(nibble)).copied().unwrap_or(b'0');
-        }
+    let digit = |half: u8| match half {
+        0..=9 => b'0' + half,
+        _ => b'a' + half - 10,
+    };
+    for (pair, byte) in text.as_chunks_mut::<2>().0.iter_mut().zip(bits.to_be_bytes()) {
+        *pair = [digit(byte >> 4), digit(byte & 15)];
     }
     f.write_str(prefix)?;
     f.write_str(std::str::from_utf8(&text).map_err(|_utf8| fmt::Error)?)

@@ -125,12 +125,7 @@ pub fn watch(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
 fn close_others_on_exec() -> io::Result<()> {
     let flags = i32::try_from(libc::CLOSE_RANGE_CLOEXEC).map_err(|_range| io::ErrorKind::InvalidInput)?;
     // SAFETY: with this flag the call only marks descriptors and touches no memory. rustix does not have it.
-    let done = unsafe { libc::close_range(3, libc::c_uint::MAX, flags) };
-    if done == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    told(unsafe { libc::close_range(3, libc::c_uint::MAX, flags) })
 }
 
 /// Lets a write beyond the file size limit fail instead of ending the process; outlives exec.
@@ -262,6 +257,36 @@ pub fn unacknowledged(socket: impl AsFd) -> io::Result<u32> {
     u32::try_from(bytes).map_err(io::Error::other)
 }
 
+/// Has a bind to port 0 choose no port: connecting does, and ports are shared between destinations as without a bind
+/// (`IP_BIND_ADDRESS_NO_PORT`, Linux 4.2; for IPv6 too).
+///
+/// # Errors
+/// The kernel's.
+pub fn bind_without_port(socket: impl AsFd) -> io::Result<()> {
+    let on: libc::c_int = 1;
+    let length = libc::socklen_t::try_from(size_of_val(&on)).map_err(io::Error::other)?;
+    // SAFETY: the kernel reads one `int`, which lives through the call. rustix 1.1 does not have this option.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::IPPROTO_IP,
+            libc::IP_BIND_ADDRESS_NO_PORT,
+            (&raw const on).cast(),
+            length,
+        )
+    };
+    told(result)
+}
+
+/// What a call of libc came to.
+fn told(result: libc::c_int) -> io::Result<()> {
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
 /// Binds a socket to one interface of its namespace: it hears what comes by it alone, and what it sends leaves by it.
 ///
 /// # Errors
@@ -278,11 +303,7 @@ pub fn bind_to_interface(socket: impl AsFd, name: &str) -> io::Result<()> {
             length,
         )
     };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    told(result)
 }
 
 #[cfg(test)]

@@ -19,5 +19,6 @@ mod heal;
 mod lane;
 mod own;
 mod slots;
+mod source;
 mod tuples;
 mod wire;

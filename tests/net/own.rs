@@ -11,7 +11,7 @@ use harness::{HANG, within};
 use sandbox_protocol::id::{ClaimId, SandboxId};
 use sandboxd::{
     clock::Clock,
-    egress::{Door, Egress, PoolTerms, Settings},
+    egress::{Door, Egress, PoolTerms, Routes, Settings},
     policy::{Internal, Layer, Mode, Opening, RuleFields, Vetting},
     telemetry::metrics::Metrics,
     words::{Name, OPERATOR},
@@ -23,7 +23,7 @@ use tokio::{
 
 use crate::bench::Space;
 
-const PORT: u16 = 8_080;
+pub(crate) const PORT: u16 = 8_080;
 /// Public by its looks; it is only ever an address of the namespace's.
 const LATER: [&str; 2] = ["9.9.9.9", "2620:fe::9"];
 
@@ -41,8 +41,40 @@ fn literal(address: &str) -> String {
     }
 }
 
-/// A door whose policy allows these addresses, and whose operator has opened them all.
-fn door(egress: &Egress, addresses: &[&str]) -> Door {
+/// A node whose operator has opened all addresses.
+pub(crate) fn opened(routes: Routes) -> Egress {
+    let open = |net: &str| Internal {
+        net: net.parse().unwrap(),
+        ports: BTreeSet::from([PORT]),
+        pools: Opening::All,
+        tenants: Opening::All,
+    };
+    let settings = Settings {
+        vetting: Vetting {
+            internal: vec![open("0.0.0.0/0"), open("::/0")],
+            ..Vetting::default()
+        },
+        routes,
+        ..Settings::default()
+    };
+    Egress::new(settings, Metrics::new().door, Clock::host())
+}
+
+/// Has a door listen on loopback; gives where HTTP is.
+pub(crate) fn listen(door: &Door) -> SocketAddr {
+    let bind = || {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        listener
+    };
+    let http = bind();
+    let at = http.local_addr().unwrap();
+    door.listen(http, bind()).unwrap();
+    at
+}
+
+/// A door whose policy allows these addresses.
+pub(crate) fn door(egress: &Egress, addresses: &[&str]) -> Door {
     let pool: Name = "p".parse().unwrap();
     let rules = addresses.iter().enumerate().map(|(number, address)| RuleFields {
         id: format!("a{number}"),
@@ -77,31 +109,11 @@ async fn reason(door: SocketAddr, address: &str) -> String {
 }
 
 async fn own_are_refused() {
-    let open = |net: &str| Internal {
-        net: net.parse().unwrap(),
-        ports: BTreeSet::from([PORT]),
-        pools: Opening::All,
-        tenants: Opening::All,
-    };
-    let settings = Settings {
-        vetting: Vetting {
-            internal: vec![open("0.0.0.0/0"), open("::/0")],
-            ..Vetting::default()
-        },
-        ..Settings::default()
-    };
-    let egress = Egress::new(settings, Metrics::new().door, Clock::host());
+    let egress = opened(Routes::default());
     let there = ["127.0.0.1", "::1", "10.7.0.1", "fd07::1"];
     let all: Vec<&str> = there.into_iter().chain(LATER).collect();
     let door = door(&egress, &all);
-    let bind = || {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.set_nonblocking(true).unwrap();
-        listener
-    };
-    let http = bind();
-    let at = http.local_addr().unwrap();
-    door.listen(http, bind()).unwrap();
+    let at = listen(&door);
     for address in there {
         let said = reason(at, address).await;
         assert_eq!(said, "HTTP/1.1 403 own_address", "{address}");

@@ -1,4 +1,4 @@
-use std::path::Path;
+use std::{path::Path, time::Duration};
 
 use super::{tests::host, *};
 
@@ -23,7 +23,8 @@ own_addresses = [\"198.51.100.7\"]
 nat64_prefixes = [\"2600:64::/96\"]
 internal_allow = [{ cidr = \"10.1.0.0/16\", ports = [443], pools = [\"web\"] }]
 resolver.servers = [\"192.0.2.1\", \"127.0.0.1:5353\"]
-audit.required = true
+audit = { required = true, keep = \"30days\" }
+usage.keep_size = \"1GiB\"
 tls = { extra_roots = [\"/etc/ssl/inner.pem\"], ca_dir = \"/srv/ca\" }
 
 [egress.policy.build]
@@ -65,6 +66,13 @@ rules = [
     assert!(config.egress.audit.required && !parse("").unwrap().egress.audit.required);
     let other = parse(&text.replace("required = true", "required = false")).unwrap();
     assert_eq!(diff(&config, &other).changed, ["egress.audit.required"]);
+    let (kept, default) = (config.egress.audit.retention, types::Audit::default().retention);
+    let days = |days: u64| Duration::from_secs(days * 24 * 3600);
+    assert_eq!((default.audit.time, default.usage.time), (days(90), days(400)));
+    assert_eq!((kept.audit.time, kept.audit.size), (days(30), default.audit.size));
+    assert_eq!((kept.usage.time, kept.usage.size), (default.usage.time, 1 << 30));
+    let other = parse(&text.replace("1GiB", "2GiB")).unwrap();
+    assert_eq!(diff(&config, &other).changed, ["egress.audit.retention"]);
     let other = parse(&text.replace("/srv/ca", "/srv/cb")).unwrap();
     assert_eq!(diff(&config, &other).changed, ["egress.tls"]);
 }
@@ -74,7 +82,7 @@ fn policy_invisible_fields_fail_load() {
     let text = "\
 pool.web.egress = \"nowhere\"
 [egress]
-audit = { required = \"yes\", dir = \"/x\" }
+audit = { required = \"yes\", dir = \"/x\", keep = \"0s\", keep_size = \"1KiB\" }
 own_addresses = [\"10.0.0.1/8\"]
 nat64_prefixes = [\"64:ff9b::/64\"]
 internal_allow = [{ cidr = \"10.1.0.0/16\" }]
@@ -98,6 +106,8 @@ rules = [
         "1 pool.web.egress",
         "3 egress.audit.required",
         "3 egress.audit.dir",
+        "3 egress.audit.keep",
+        "3 egress.audit.keep_size",
         "4 egress.own_addresses",
         "5 egress.nat64_prefixes",
         "6 egress.internal_allow.ports",
@@ -115,7 +125,7 @@ rules = [
         assert!(told.iter().any(|told| told == expected), "{expected}: {told:#?}");
     }
     // Of line 14 twice: it goes out in clear, and there is no such secret.
-    assert_eq!(told.len(), 17, "{told:#?}");
+    assert_eq!(told.len(), 19, "{told:#?}");
     assert!(mistakes.to_string().contains("give ports, without 443"));
 }
 

@@ -95,6 +95,7 @@ pub fn diff(old: &Config, new: &Config) -> Diff {
         egress.servers,
         egress.vetting,
         egress.audit.required,
+        egress.audit.retention,
         egress.default_upstream,
         egress.infra,
         egress.sources,

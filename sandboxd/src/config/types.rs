@@ -10,7 +10,7 @@ use std::{
 };
 
 use crate::{
-    policy::{Layer, SecretTerms, Sources, UpstreamTerms, Vetting},
+    policy::{Keep, Layer, Retention, SecretTerms, Sources, UpstreamTerms, Vetting},
     words::{EngineKind, MemBytes, Name, PoolKey, Size},
 };
 
@@ -276,11 +276,30 @@ pub struct Egress {
     pub tls: EgressTls,
 }
 
-/// `[egress.audit]`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+/// `[egress.audit]`, and what is kept of both chains.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Audit {
     /// What cannot be recorded is denied.
     pub required: bool,
+    /// How long files are kept; of `[egress.usage]` too.
+    pub retention: Retention,
+}
+
+impl Default for Audit {
+    fn default() -> Self {
+        let keep = |days: u64, gib: u64| Keep {
+            time: Duration::from_secs(days * 24 * 3600),
+            size: gib << 30,
+        };
+        Self {
+            required: false,
+            retention: Retention {
+                audit: keep(90, 16),
+                // A year, and a month to settle it.
+                usage: keep(400, 4),
+            },
+        }
+    }
 }
 
 /// `[egress.tls]`.

@@ -65,7 +65,7 @@ fn chain_value(chain: &Chain) -> Value {
     let (first, last) = chain.numbers;
     json!({
         "chain": chain.name, "files": chain.files, "lines": chain.lines, "first": first, "last": last,
-        "lost": chain.lost, "unclean": chain.unclean, "torn": chain.torn, "journal": chain.known,
+        "deleted": chain.deleted, "lost": chain.lost, "unclean": chain.unclean, "torn": chain.torn, "journal": chain.known,
         "faults": chain.faults, "findings": chain.findings.iter().map(finding_value).collect::<Vec<_>>(),
     })
 }
@@ -91,6 +91,7 @@ fn chain_text(chain: &Chain) -> Vec<String> {
         lines,
         numbers: (first, last),
         lost,
+        deleted,
         unclean,
         torn,
         known,
@@ -101,6 +102,8 @@ fn chain_text(chain: &Chain) -> Vec<String> {
         Some(format!(
             "{name}: {files} files, {lines} lines, numbers {first} to {last}"
         )),
+        (*deleted > 0).then(|| format!("up to {deleted} deleted after their time")),
+        (*first > deleted + 1).then(|| format!("no line says where those before {first} are")),
         (*lost > 0).then(|| format!("{lost} lost")),
         (*unclean > 0).then(|| format!("{unclean} ends without a stop")),
         (*torn > 0).then(|| format!("{torn} bytes of an unfinished line")),

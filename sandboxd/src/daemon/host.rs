@@ -111,11 +111,9 @@ impl DaemonHost {
         tenants_now.store(Arc::new(tenants(new)));
         let sandboxes = &claims.sandboxes;
         sandboxes.means().egress.set(door_settings(new, secrets));
-        sandboxes
-            .means()
-            .egress
-            .audit()
-            .require(new.egress.audit.required);
+        let audit = sandboxes.means().egress.audit();
+        audit.require(new.egress.audit.required);
+        audit.keep(new.egress.audit.retention);
         look_inside(claims, interception);
         set_policies(&sandboxes.means().egress, new);
         claims.templates.set(template_specs(new), new.sizes.clone());

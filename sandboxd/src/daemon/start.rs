@@ -234,6 +234,7 @@ fn open_audit(
     };
     let audit = Audit::open(options).map_err(|error| Refusal::new(StartReason::HostFault, None, &error))?;
     audit.require(config.egress.audit.required);
+    audit.keep(config.egress.audit.retention);
     Ok(audit)
 }
 

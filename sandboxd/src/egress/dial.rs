@@ -10,7 +10,10 @@ use tokio::{
 };
 
 use super::upstream::Place;
-use crate::policy::{Source, Vetted};
+use crate::{
+    policy::{Source, Vetted},
+    sys,
+};
 
 /// All of a dial.
 pub(super) const DIAL: Duration = Duration::from_secs(10);
@@ -44,8 +47,13 @@ pub(super) async fn dial_upstream(
 async fn race(addresses: &[SocketAddr], source: Source) -> Result<(TcpStream, SocketAddr), DoorReason> {
     let mut tries = FuturesUnordered::new();
     let mut worst = DoorReason::DialUnreachable;
-    for next in addresses {
+    let mut addresses = addresses.iter().peekable();
+    while let Some(next) = addresses.next() {
         tries.push(connect(*next, source));
+        // Behind the last there is nobody to wait for with.
+        if addresses.peek().is_none() {
+            break;
+        }
         let mut pause = std::pin::pin!(sleep(APART));
         loop {
             tokio::select! {
@@ -79,6 +87,8 @@ async fn connect(address: SocketAddr, source: Source) -> io::Result<(TcpStream, 
         SocketAddr::V6(_) => TcpSocket::new_v6()?,
     };
     if let Some(source) = source {
+        // Else every dial would hold a port of that address, whoever it goes to.
+        sys::bind_without_port(&socket)?;
         socket.bind(SocketAddr::new(source, 0))?;
     }
     let stream = socket.connect(address).await?;

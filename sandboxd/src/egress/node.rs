@@ -11,7 +11,10 @@ use std::{
 use arc_swap::{ArcSwap, ArcSwapOption};
 use sandbox_protocol::{id::SandboxId, limits};
 
-use super::{Audit, Book, Decisions, Door, Interception, Resolver, Routes, Secrets, interfaces::Interfaces};
+use super::{
+    Audit, Book, Decisions, Door, Interception, Resolver, Routes, Secrets, door::Pipes,
+    interfaces::Interfaces,
+};
 use crate::{clock::Clock, policy::Vetting, telemetry::metrics::DoorMetrics};
 
 /// Connections of all doors of this node: a bound on descriptors and buffers.
@@ -47,6 +50,7 @@ pub(super) struct Inner {
     pub(super) decisions: Decisions,
     pub(super) interception: ArcSwapOption<Interception>,
     pub(super) open: AtomicUsize,
+    pub(super) pipes: Pipes,
 }
 
 impl Egress {
@@ -59,6 +63,16 @@ impl Egress {
     /// The same with an audit.
     #[must_use]
     pub fn audited(settings: Settings, metrics: DoorMetrics, clock: Clock, audit: Audit) -> Self {
+        Self::with(settings, metrics, clock, audit, Pipes::of_this_process())
+    }
+
+    pub(super) fn with(
+        settings: Settings,
+        metrics: DoorMetrics,
+        clock: Clock,
+        audit: Audit,
+        pipes: Pipes,
+    ) -> Self {
         Self(Arc::new(Inner {
             book: Book::default(),
             vetting: ArcSwap::from_pointee(settings.vetting),
@@ -69,6 +83,7 @@ impl Egress {
             decisions: Decisions::new(metrics, clock, audit),
             interception: ArcSwapOption::const_empty(),
             open: AtomicUsize::new(0),
+            pipes,
         }))
     }
 
@@ -113,6 +128,11 @@ impl Egress {
     #[must_use]
     pub fn door(&self, sandbox: SandboxId) -> Door {
         Door::new(self.clone(), sandbox)
+    }
+
+    /// Pipes for tunnels that say much.
+    pub(super) fn pipes(&self) -> &Pipes {
+        &self.0.pipes
     }
 
     /// Counts a connection in, if the node has room for it; `mine`: those that its sandbox has already.

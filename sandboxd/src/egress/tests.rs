@@ -10,14 +10,19 @@ use std::{
 
 use sandbox_protocol::id::{ClaimId, SandboxId};
 use tokio::{
-    io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream},
     net::{TcpListener, TcpStream, UdpSocket},
 };
 
-use super::{door::Accepted, *};
+use super::{
+    door::{Accepted, Pipes},
+    *,
+};
 use crate::{
     clock::Clock,
-    policy::{HostPattern, Internal, Layer, Mode, Opening, RuleFields, SecretSource, SecretTerms, Vetting},
+    policy::{
+        HostPattern, Internal, Layer, Mode, Opening, RuleFields, SecretSource, SecretTerms, Sides, Vetting,
+    },
     tasks,
     telemetry::metrics::Metrics,
     words::{Name, OPERATOR},
@@ -199,22 +204,27 @@ pub(crate) fn pool() -> Name {
 
 impl Bench {
     pub(crate) async fn new() -> Self {
-        Self::to(Origin::serve().await, Audit::off()).await
+        Self::to(Origin::serve().await, Audit::off(), Pipes::new(0)).await
     }
 
     pub(crate) async fn audited(audit: Audit) -> Self {
-        Self::to(Origin::serve().await, audit).await
+        Self::to(Origin::serve().await, audit, Pipes::new(0)).await
     }
 
     /// With an origin whose connections are the test's to serve, armed.
     pub(crate) async fn scripted() -> (Self, TcpListener) {
+        Self::piped(0).await
+    }
+
+    /// The same with so many pipes for tunnels.
+    pub(crate) async fn piped(pipes: usize) -> (Self, TcpListener) {
         let (origin, listener) = Origin::silent().await;
-        let bench = Self::to(origin, Audit::off()).await;
+        let bench = Self::to(origin, Audit::off(), Pipes::new(pipes)).await;
         bench.arm();
         (bench, listener)
     }
 
-    async fn to(origin: Origin, audit: Audit) -> Self {
+    async fn to(origin: Origin, audit: Audit, pipes: Pipes) -> Self {
         let dns = Dns::default();
         dns.set("allowed.test", &["127.0.0.2"]);
         dns.set("other.test", &["127.0.0.2"]);
@@ -232,7 +242,8 @@ impl Bench {
             },
             ..Settings::default()
         };
-        let egress = Egress::audited(settings.clone(), Metrics::new().door, Clock::host(), audit);
+        let (metrics, clock) = (Metrics::new().door, Clock::host());
+        let egress = Egress::with(settings.clone(), metrics, clock, audit, pipes);
         let terms = PoolTerms {
             policy: Some("build".parse().unwrap()),
             requires_claim_layer: false,
@@ -275,7 +286,7 @@ impl Bench {
 
     /// Arms the doors for a tenant that has the pool's policy as well.
     pub(crate) fn arm_for(&self, tenant: &str) {
-        let sides = self.egress.book().sides(Some(&pool()), OPERATOR, None);
+        let sides = self.sides();
         let claim = ClaimId::from_random([8; 16]);
         self.door.arm(claim, tenant.into(), Some(pool()), sides);
     }
@@ -284,14 +295,33 @@ impl Bench {
         self.arm_door(&self.door);
     }
 
+    /// The policy of a claim, as it is.
+    pub(crate) fn sides(&self) -> Sides {
+        self.egress.book().sides(Some(&pool()), OPERATOR, None)
+    }
+
     pub(crate) fn arm_door(&self, door: &Door) {
-        let sides = self.egress.book().sides(Some(&pool()), OPERATOR, None);
+        let sides = self.sides();
         door.arm(
             ClaimId::from_random([9; 16]),
             OPERATOR.into(),
             Some(pool()),
             sides,
         );
+    }
+
+    /// Has the doors listen on loopback, where one guest can reach them too; gives where HTTP is.
+    pub(crate) fn listen(&self) -> SocketAddr {
+        let bind = || {
+            let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            listener.set_nonblocking(true).unwrap();
+            rustix::net::sockopt::set_socket_linger(&listener, Some(Duration::ZERO)).unwrap();
+            listener
+        };
+        let http = bind();
+        let at = http.local_addr().unwrap();
+        self.door.listen(http, bind()).unwrap();
+        at
     }
 
     /// A connection of a program.
@@ -336,7 +366,7 @@ pub(crate) fn connect(door: &Door, kind: DoorKind) -> DuplexStream {
     ours
 }
 
-pub(crate) async fn read_all(io: &mut DuplexStream) -> String {
+pub(crate) async fn read_all(io: &mut (impl AsyncRead + Unpin)) -> String {
     let mut all = Vec::new();
     within(io.read_to_end(&mut all)).await.unwrap();
     String::from_utf8_lossy(&all).into_owned()
@@ -375,7 +405,7 @@ pub(crate) async fn read_head(io: &mut (impl AsyncRead + Unpin)) -> String {
 }
 
 /// Opens a tunnel by CONNECT; gives the status line.
-pub(crate) async fn tunnel(io: &mut DuplexStream, target: &str) -> String {
+pub(crate) async fn tunnel(io: &mut (impl AsyncRead + AsyncWrite + Unpin), target: &str) -> String {
     let head = format!("CONNECT {target} HTTP/1.1\r\nhost: {target}\r\n\r\n");
     io.write_all(head.as_bytes()).await.unwrap();
     let head = read_head(io).await;

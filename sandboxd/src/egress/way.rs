@@ -66,7 +66,16 @@ impl Egress {
         addresses: &[IpAddr],
         who: Who<'_>,
     ) -> Result<Vec<Judged>, DoorReason> {
-        let interfaces = self.own()?;
+        self.judged_by(&self.own()?, target, addresses, who).await
+    }
+
+    async fn judged_by(
+        &self,
+        interfaces: &[IpAddr],
+        target: &Authority,
+        addresses: &[IpAddr],
+        who: Who<'_>,
+    ) -> Result<Vec<Judged>, DoorReason> {
         let (routes, resolver) = (self.0.routes.load_full(), self.0.resolver.load_full());
         let proxies = routes.listening_on(target.port(), &resolver).await;
         let vetting = self.0.vetting.load();
@@ -79,7 +88,7 @@ impl Egress {
                     range: Some("an upstream proxy".to_owned()),
                 };
             }
-            vetting.judge(&interfaces, *address, target.port(), who)
+            vetting.judge(interfaces, *address, target.port(), who)
         };
         Ok(addresses.iter().map(judge).collect())
     }
@@ -94,14 +103,15 @@ impl Egress {
         addresses: &[IpAddr],
         who: Who<'_>,
     ) -> Result<Vec<Vetted>, DoorReason> {
-        let judged = self.judged(target, addresses, who).await?;
+        let interfaces = self.own()?;
+        let judged = self.judged_by(&interfaces, target, addresses, who).await?;
         let vetted = match judged.into_iter().find(|judged| judged.refused.is_some()) {
             Some(bad) => Err(bad),
             None => self
                 .0
                 .vetting
                 .load()
-                .vet(&self.own()?, addresses, target.port(), who),
+                .vet(&interfaces, addresses, target.port(), who),
         };
         vetted.map_err(|judged| {
             tracing::debug!(address = %judged.address, range = judged.range, "an address was refused");

@@ -7,6 +7,7 @@
 
 mod authority;
 mod decide;
+mod keep;
 mod layer;
 mod onwards;
 mod path;
@@ -24,6 +25,7 @@ pub use self::{
         ClaimSide, Decision, Named, PoolSide, Ruling, Seen, Side, SideVerdict, Sides, TenantSide,
         allowed_port, decide,
     },
+    keep::{Keep, Retention},
     layer::{Layer, LayerFault, Mode},
     onwards::{ProxyKind, Source, Sources, UpstreamTerms},
     rule::{Effect, HostPattern, Rule, RuleFault, RuleFields},

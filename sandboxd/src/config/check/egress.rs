@@ -5,6 +5,7 @@ use std::{
     net::{IpAddr, SocketAddr},
     ops::Range,
     sync::Arc,
+    time::Duration,
 };
 
 use ipnet::{IpNet, Ipv6Net};
@@ -18,8 +19,10 @@ use crate::{
         values,
         walk::{Found, Section, Walk, Wrong},
     },
-    policy::{Effect, Internal, Layer, LayerFault, Mode, Opening, RuleFields, SecretTerms, Vetting},
-    words::Name,
+    policy::{
+        Effect, Internal, Keep, Layer, LayerFault, Mode, Opening, Retention, RuleFields, SecretTerms, Vetting,
+    },
+    words::{MemBytes, Name},
 };
 
 /// Port of a name server that names none.
@@ -40,8 +43,17 @@ pub(super) fn egress(walk: &mut Walk, root: &mut Section<'_>) -> Egress {
     let servers = plain(walk.list(&mut resolver, "servers", LIST, server));
     walk.done(resolver);
     let mut section = walk.section(&mut table, "audit");
+    let defaults = Audit::default();
+    let required = walk.get(&mut section, "required", values::flag);
+    let kept = keep(walk, &mut section, defaults.retention.audit);
+    walk.done(section);
+    let mut section = walk.section(&mut table, "usage");
     let audit = Audit {
-        required: or(walk.get(&mut section, "required", values::flag), false),
+        required: or(required, defaults.required),
+        retention: Retention {
+            audit: kept,
+            usage: keep(walk, &mut section, defaults.retention.usage),
+        },
     };
     walk.done(section);
     let tls = tls(walk, &mut table);
@@ -63,6 +75,19 @@ pub(super) fn egress(walk: &mut Walk, root: &mut Section<'_>) -> Egress {
         infra,
         sources,
         tls,
+    }
+}
+
+/// How long the files of a chain are kept, and how much of them.
+fn keep(walk: &mut Walk, section: &mut Section<'_>, default: Keep) -> Keep {
+    // A file has a day's lines, or 64 MiB.
+    let times = Duration::from_secs(24 * 3600)..=Duration::from_secs(3650 * 24 * 3600);
+    let sizes = MemBytes::from_mib(128)..=MemBytes::from_mib(64 << 20);
+    let time = walk.get(section, "keep", values::duration(times));
+    let size = walk.get(section, "keep_size", values::memory(sizes));
+    Keep {
+        time: or(time, default.time),
+        size: or(size, MemBytes(default.size)).0,
     }
 }
 

@@ -109,6 +109,8 @@ struct Said {
     time: String,
     /// Of `open`: the hash that it follows.
     prev: Option<String>,
+    /// Of `deleted`: the last number.
+    to: Option<u64>,
     /// Of `lost`: the first number, and how many.
     from: Option<u64>,
     count: Option<u64>,
@@ -136,6 +138,8 @@ pub(super) struct Read {
     pub(super) kind: String,
     pub(super) time: String,
     is_after_cut: bool,
+    /// Up to this number it says that lines were deleted.
+    deleted: Option<u64>,
     body: Vec<u8>,
 }
 
@@ -176,6 +180,7 @@ pub(super) fn read(line: &[u8]) -> Option<Read> {
         seq,
         hash,
         is_after_cut: said.kind == "start" && said.after.as_deref() == Some("cut"),
+        deleted: said.to.filter(|_| said.kind == "deleted"),
         kind: said.kind,
         time: said.time,
         body,
@@ -251,6 +256,8 @@ pub(super) struct Checker {
     pub(super) lost: u64,
     /// Starts that were not behind a stop.
     pub(super) unclean: u64,
+    /// Up to this number lines say that they were deleted; 0: none says so.
+    pub(super) deleted: u64,
 }
 
 impl Checker {
@@ -312,6 +319,7 @@ impl Checker {
             self.lost = self.lost.saturating_add((to - from).saturating_add(1));
         }
         self.unclean += u64::from(read.is_after_cut);
+        self.deleted = self.deleted.max(read.deleted.unwrap_or(0));
         (Some(seq), fault)
     }
 

@@ -1,13 +1,13 @@
 //! What the lines of both files say. All text of a guest in them was escaped and cut before.
 
 use std::{
-    net::SocketAddr,
+    fmt,
+    io::Write as _,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
 use sandbox_protocol::id::{ClaimId, SandboxId};
-use serde::Serialize;
 
 use super::{
     chain::{Hash, Head},
@@ -16,7 +16,6 @@ use super::{
 use crate::{
     clock::WallTime,
     egress::{Decided, DoorKind, Outcome, door::Traffic},
-    policy::Side,
     words::{Lane, Name},
 };
 
@@ -79,6 +78,13 @@ pub(in crate::egress) enum Entry {
     LaneLockLost { at: WallTime, count: u64 },
     /// From this number on, up to the line's own, everything was dropped.
     Lost { from: u64 },
+    /// Files that have outlived what is kept go behind this: so many, with the lines of these numbers.
+    Deleted {
+        at: WallTime,
+        files: u64,
+        from: u64,
+        to: u64,
+    },
     /// A sync failed: the lines of these numbers may not be on the disk, whatever the files say now.
     Unsynced { at: WallTime, from: u64, to: u64 },
     /// What a claim used since its line before.
@@ -98,167 +104,172 @@ pub(in crate::egress) struct Used {
     pub(in crate::egress) is_last: bool,
 }
 
-#[derive(Debug, Default, Serialize)]
-struct Line<'a> {
-    v: u8,
-    seq: u64,
-    time: String,
-    kind: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    prev: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    sandbox: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    claim: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    tenant: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pool: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    lane: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    door: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    target: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    method: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    path: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    decision: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    reason: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    layer: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    rule: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    secret: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    address: Option<SocketAddr>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    vetted: Option<bool>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    since: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    requests: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    denials: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    connections: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    bytes_sent: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    bytes_received: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    duration_us: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    after: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    torn: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    count: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    from: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    to: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    last: Option<bool>,
+/// Writes the fields of one line, in their order, straight to where they go.
+struct Line<'o>(&'o mut Vec<u8>);
+
+impl<'o> Line<'o> {
+    fn new(out: &'o mut Vec<u8>, seq: u64, time: WallTime, kind: &str) -> Self {
+        out.clear();
+        out.push(b'{');
+        let mut line = Self(out);
+        line.number("v", u64::from(VERSION));
+        line.number("seq", seq);
+        line.shown("time", time);
+        line.word("kind", kind);
+        line
+    }
+
+    fn key(&mut self, key: &str) {
+        if self.0.len() > 1 {
+            self.0.push(b',');
+        }
+        self.0.push(b'"');
+        self.0.extend_from_slice(key.as_bytes());
+        self.0.extend_from_slice(b"\":");
+    }
+
+    /// Text of which no character needs an escape.
+    fn shown(&mut self, key: &str, value: impl fmt::Display) {
+        self.key(key);
+        write!(self.0, "\"{value}\"").expect(INFALLIBLE);
+    }
+
+    /// The same of a word of ours.
+    fn word(&mut self, key: &str, word: &str) {
+        self.key(key);
+        self.0.push(b'"');
+        self.0.extend_from_slice(word.as_bytes());
+        self.0.push(b'"');
+    }
+
+    /// Any text, where there is one.
+    fn text(&mut self, key: &str, text: &str) {
+        if text.is_empty() {
+            return;
+        }
+        if text
+            .bytes()
+            .all(|byte| byte >= b' ' && byte != b'"' && byte != b'\\')
+        {
+            return self.word(key, text);
+        }
+        self.key(key);
+        serde_json::to_writer(&mut *self.0, text).expect(INFALLIBLE);
+    }
+
+    fn number(&mut self, key: &str, number: u64) {
+        self.key(key);
+        write!(self.0, "{number}").expect(INFALLIBLE);
+    }
+
+    fn flag(&mut self, key: &str, flag: bool) {
+        self.key(key);
+        self.0.extend_from_slice(if flag { b"true" } else { b"false" });
+    }
+
+    fn owner(&mut self, owner: &Owner) {
+        self.shown("sandbox", owner.sandbox);
+        self.shown("claim", owner.claim);
+        self.text("tenant", &owner.tenant);
+        self.text("pool", owner.pool.as_ref().map_or("", Name::as_str));
+        self.word("lane", owner.lane.as_str());
+    }
+
+    fn stretch(&mut self, from: u64, to: u64) {
+        self.number("from", from);
+        self.number("to", to);
+    }
+
+    fn end(self) {
+        self.0.push(b'}');
+    }
 }
 
-fn text(text: &str) -> Option<&str> {
-    Some(text).filter(|text| !text.is_empty())
-}
+/// Why writing to memory cannot fail.
+const INFALLIBLE: &str = "a Vec takes every byte";
 
 fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-fn write(line: &Line<'_>, out: &mut Vec<u8>) {
-    out.clear();
-    serde_json::to_writer(out, line).expect("lines have text keys and a Vec takes every byte");
-}
-
 /// The first line of a file: what it follows.
 pub(super) fn open(before: Head, chained: Hash, at: WallTime, out: &mut Vec<u8>) {
-    let line = Line {
-        v: VERSION,
-        seq: before.seq,
-        time: at.to_string(),
-        kind: "open",
-        prev: Some(chained.to_string()),
-        ..Line::default()
-    };
-    write(&line, out);
+    let mut line = Line::new(out, before.seq, at, "open");
+    line.shown("prev", chained);
+    line.end();
+}
+
+/// What a line is, and when it happened.
+fn kind(entry: &Entry, now: WallTime) -> (&'static str, WallTime) {
+    match entry {
+        Entry::Start { at, .. } => ("start", *at),
+        Entry::Stop { at } => ("stop", *at),
+        Entry::Decision(decided) => ("decision", decided.at),
+        Entry::End(ended) => ("end", ended.at),
+        Entry::LaneLockLost { at, .. } => ("lane_lock_lost", *at),
+        Entry::Lost { .. } => ("lost", now),
+        Entry::Deleted { at, .. } => ("deleted", *at),
+        Entry::Unsynced { at, .. } => ("unsynced", *at),
+        Entry::Usage(used) => ("usage", used.at),
+        Entry::UsageGap { at, .. } => ("usage_gap", *at),
+    }
 }
 
 /// The text of a line without its hash.
 pub(super) fn body(seq: u64, entry: &Entry, now: WallTime, out: &mut Vec<u8>) {
-    let at = |kind, time: WallTime| Line {
-        v: VERSION,
-        seq,
-        time: time.to_string(),
-        kind,
-        ..Line::default()
-    };
-    let line = match entry {
-        Entry::Start {
-            at: time,
-            after,
-            torn,
-        } => Line {
-            after: Some(after.as_str()),
-            torn: Some(*torn).filter(|torn| *torn > 0),
-            ..at("start", *time)
-        },
-        Entry::Stop { at: time } => at("stop", *time),
-        Entry::Decision(decided) => decision(decided, at("decision", decided.at)),
-        Entry::End(ended) => end(ended, owned(&ended.owner, at("end", ended.at))),
-        Entry::LaneLockLost { at: time, count } => Line {
-            count: Some(*count),
-            ..at("lane_lock_lost", *time)
-        },
-        Entry::Lost { from } => Line {
-            count: Some(seq.saturating_sub(*from) + 1),
-            from: Some(*from),
-            to: Some(seq),
-            ..at("lost", now)
-        },
-        Entry::Unsynced { at: time, from, to } => Line {
-            from: Some(*from),
-            to: Some(*to),
-            ..at("unsynced", *time)
-        },
-        Entry::Usage(used) => Line {
-            since: Some(used.since.to_string()),
-            requests: Some(used.counts.requests),
-            denials: Some(used.counts.denials),
-            connections: Some(used.counts.connections),
-            bytes_sent: Some(used.counts.sent),
-            bytes_received: Some(used.counts.received),
-            last: Some(used.is_last).filter(|last| *last),
-            ..owned(&used.owner, at("usage", used.at))
-        },
-        Entry::UsageGap { since, at: time } => Line {
-            since: Some(since.to_string()).filter(|_| since.as_micros() > 0),
-            ..at("usage_gap", *time)
-        },
-    };
-    write(&line, out);
+    let (kind, at) = kind(entry, now);
+    let mut line = Line::new(out, seq, at, kind);
+    match entry {
+        Entry::Start { after, torn, .. } => {
+            line.word("after", after.as_str());
+            if *torn > 0 {
+                line.number("torn", *torn);
+            }
+        }
+        Entry::Stop { .. } => {}
+        Entry::Decision(decided) => decision(decided, &mut line),
+        Entry::End(ended) => end(ended, &mut line),
+        Entry::LaneLockLost { count, .. } => line.number("count", *count),
+        Entry::Lost { from } => {
+            line.number("count", seq.saturating_sub(*from) + 1);
+            line.stretch(*from, seq);
+        }
+        Entry::Deleted { files, from, to, .. } => {
+            line.number("count", *files);
+            line.stretch(*from, *to);
+        }
+        Entry::Unsynced { from, to, .. } => line.stretch(*from, *to),
+        Entry::Usage(used) => usage(used, &mut line),
+        Entry::UsageGap { since, .. } => {
+            if since.as_micros() > 0 {
+                line.shown("since", *since);
+            }
+        }
+    }
+    line.end();
 }
 
-fn owned<'a>(owner: &'a Owner, line: Line<'a>) -> Line<'a> {
-    Line {
-        sandbox: Some(owner.sandbox.to_string()),
-        claim: Some(owner.claim.to_string()),
-        tenant: Some(&owner.tenant),
-        pool: owner.pool.as_ref().map(Name::as_str),
-        lane: Some(owner.lane.as_str()),
-        ..line
+fn usage(used: &Used, line: &mut Line<'_>) {
+    line.owner(&used.owner);
+    line.shown("since", used.since);
+    let Counts {
+        requests,
+        denials,
+        connections,
+        sent,
+        received,
+    } = used.counts;
+    line.number("requests", requests);
+    line.number("denials", denials);
+    line.number("connections", connections);
+    line.number("bytes_sent", sent);
+    line.number("bytes_received", received);
+    if used.is_last {
+        line.flag("last", true);
     }
 }
 
-fn end<'a>(ended: &'a Ended, line: Line<'a>) -> Line<'a> {
+fn end(ended: &Ended, line: &mut Line<'_>) {
     let Traffic {
         sent,
         received,
@@ -266,42 +277,74 @@ fn end<'a>(ended: &'a Ended, line: Line<'a>) -> Line<'a> {
         tunnel,
         ..
     } = &*ended.traffic;
-    let tunnel = tunnel.get();
-    Line {
-        door: Some(ended.door.as_str()),
-        target: tunnel.map(|(decided, _)| decided.target.as_str()),
-        address: tunnel.map(|(_, address)| *address),
-        requests: Some(requests.load(Ordering::Relaxed)),
-        bytes_sent: Some(sent.load(Ordering::Relaxed)),
-        bytes_received: Some(received.load(Ordering::Relaxed)),
-        duration_us: Some(micros(ended.lasted)),
-        ..line
+    line.owner(&ended.owner);
+    line.word("door", ended.door.as_str());
+    if let Some((decided, address)) = tunnel.get() {
+        line.text("target", &decided.target);
+        line.shown("address", address);
+    }
+    line.number("requests", requests.load(Ordering::Relaxed));
+    line.number("bytes_sent", sent.load(Ordering::Relaxed));
+    line.number("bytes_received", received.load(Ordering::Relaxed));
+    line.number("duration_us", micros(ended.lasted));
+}
+
+fn decision(decided: &Decided, line: &mut Line<'_>) {
+    let (decision, reason, address) = match (&decided.outcome, decided.would_deny) {
+        (Outcome::Denied(reason), _) => ("deny", Some(*reason), None),
+        (Outcome::Allowed(address), true) => ("would_deny", None, Some(address)),
+        (Outcome::Allowed(address), false) => ("allow", None, Some(address)),
+    };
+    line.shown("sandbox", decided.sandbox);
+    if let Some(claim) = decided.claim {
+        line.shown("claim", claim);
+    }
+    line.text("tenant", &decided.tenant);
+    line.text("pool", decided.pool.as_ref().map_or("", Name::as_str));
+    line.word("lane", decided.lane.as_str());
+    line.word("door", decided.door.as_str());
+    line.text("target", &decided.target);
+    line.text("method", &decided.method);
+    line.text("path", &decided.path);
+    line.word("decision", decision);
+    if let Some(reason) = reason {
+        line.word("reason", reason.as_str());
+    }
+    if let Some(side) = decided.side {
+        line.word("layer", side.as_str());
+    }
+    line.text("rule", decided.rule.as_deref().unwrap_or_default());
+    line.text("secret", decided.secret.as_deref().unwrap_or_default());
+    if let Some(address) = address {
+        line.shown("address", address);
+        line.flag("vetted", decided.way.vetted);
     }
 }
 
-fn decision<'a>(decided: &'a Decided, line: Line<'a>) -> Line<'a> {
-    let (decision, reason, address) = match (&decided.outcome, decided.would_deny) {
-        (Outcome::Denied(reason), _) => ("deny", Some(reason.as_str()), None),
-        (Outcome::Allowed(address), true) => ("would_deny", None, Some(*address)),
-        (Outcome::Allowed(address), false) => ("allow", None, Some(*address)),
-    };
-    Line {
-        sandbox: Some(decided.sandbox.to_string()),
-        claim: decided.claim.map(|claim| claim.to_string()),
-        tenant: text(&decided.tenant),
-        pool: decided.pool.as_ref().map(Name::as_str),
-        lane: Some(decided.lane.as_str()),
-        door: Some(decided.door.as_str()),
-        target: text(&decided.target),
-        method: text(&decided.method),
-        path: text(&decided.path),
-        decision: Some(decision),
-        reason,
-        layer: decided.side.map(Side::as_str),
-        rule: decided.rule.as_deref(),
-        secret: decided.secret.as_deref(),
-        vetted: address.map(|_| decided.way.vetted),
-        address,
-        ..line
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::Value;
+
+    use super::*;
+
+    proptest! {
+        /// Whatever text is in a line, it is read as it was.
+        #[test]
+        fn any_text_is_read_as_it_was(text in "\\PC*|[\u{0}-\u{7f}]*") {
+            let mut out = Vec::new();
+            let mut line = Line::new(&mut out, 7, WallTime::from_micros(1), "decision");
+            line.text("target", &text);
+            line.number("count", u64::MAX);
+            line.flag("last", false);
+            line.end();
+            let read: Value = serde_json::from_slice(&out).unwrap();
+            let target = Some(text.as_str()).filter(|text| !text.is_empty());
+            prop_assert_eq!(read["target"].as_str(), target);
+            prop_assert_eq!(&read["seq"], 7);
+            prop_assert_eq!(read["count"].as_u64(), Some(u64::MAX));
+            prop_assert_eq!(&read["last"], false);
+            prop_assert_eq!(&read["time"], "1970-01-01T00:00:00.000001Z");
+        }
     }
 }

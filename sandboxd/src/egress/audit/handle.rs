@@ -21,6 +21,7 @@ use super::{
 use crate::{
     clock::{Clock, WallTime},
     journal::{HeadRow, Heads, Journal},
+    policy::Retention,
     tasks,
     telemetry::metrics::AuditMetrics,
 };
@@ -127,6 +128,13 @@ impl Audit {
     pub fn require(&self, is_required: bool) {
         if let Some(inner) = &self.0 {
             inner.is_required.store(is_required, Ordering::Relaxed);
+        }
+    }
+
+    /// How much is kept of both files (`[egress.audit]`, `[egress.usage]`), from now on. Everything, before it is said.
+    pub fn keep(&self, retention: Retention) {
+        if let Some(inner) = &self.0 {
+            inner.shared.keep(retention);
         }
     }
 

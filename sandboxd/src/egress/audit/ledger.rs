@@ -14,10 +14,12 @@ use std::{
 use super::{
     chain::{self, Hash, Head, LINE},
     entry::{self, After, Entry},
+    keep::{Outlived, Stored, outlived},
 };
 use crate::{
     clock::{Clock, WallTime},
     disk,
+    policy::Keep,
 };
 
 /// A file that is this long is followed by another.
@@ -364,6 +366,53 @@ impl Ledger {
             file: Some(file),
         });
         Ok(())
+    }
+
+    /// Files that have outlived what is kept: every line of theirs is on the disk, and another file follows them.
+    ///
+    /// # Errors
+    /// The kernel's, when it cannot be told what lies there.
+    pub(super) fn outlived(&self, keep: Keep) -> io::Result<Option<Outlived>> {
+        let Some(current) = &self.current else {
+            return Ok(None);
+        };
+        let mut stored = Vec::new();
+        for path in files(&self.dir, self.name)? {
+            let Some((first, begun)) = numbers(&path, self.name) else {
+                continue;
+            };
+            let len = fs::symlink_metadata(&path)?.len();
+            stored.push(Stored {
+                path,
+                first,
+                begun,
+                len,
+            });
+        }
+        // Whatever lies behind the file that is written to is not ours.
+        if stored.last().is_none_or(|last| last.path != current.path) {
+            return Ok(None);
+        }
+        Ok(outlived(
+            &stored,
+            keep,
+            seconds(self.clock.wall()),
+            self.synced.seq,
+        ))
+    }
+
+    /// Deletes these, from the oldest on. What is gone already is.
+    ///
+    /// # Errors
+    /// The kernel's; the rest stay.
+    pub(super) fn delete(&self, outlived: &Outlived) -> io::Result<()> {
+        for path in &outlived.files {
+            match fs::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                Ok(()) | Err(_) => {}
+            }
+        }
+        disk::sync_dir(&self.dir)
     }
 
     /// Brings what is written to the disk.

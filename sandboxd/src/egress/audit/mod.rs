@@ -2,12 +2,13 @@
 //!
 //! Doors push into a bounded queue and go on; one thread writes, syncs and turns files over. What finds no room is counted,
 //! and a line says so in its place. Both files are chains ([`verify()`] follows them), and the journal keeps their heads.
-//! A disk that is full, or a folder that cannot be made, holds up nobody: lines wait within their bound, and are written
+//! Files that have outlived what is kept go, and a line says so before they do. A disk that is full, or a folder that cannot be made, holds up nobody: lines wait within their bound, and are written
 //! when there is room again.
 
 mod chain;
 mod entry;
 mod handle;
+mod keep;
 mod ledger;
 mod queue;
 #[cfg(test)]

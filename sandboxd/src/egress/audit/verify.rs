@@ -43,6 +43,8 @@ pub struct Chain {
     pub numbers: (u64, u64),
     /// Numbers that stand for what was lost.
     pub lost: u64,
+    /// Up to this number the chain itself says that lines were deleted, having outlived what is kept; 0: it does not.
+    pub deleted: u64,
     /// Ends of a daemon that were no clean stop: up to 50 ms before each are in no line.
     pub unclean: u64,
     /// Bytes behind the last line: of one that is being written, or was when its daemon was killed.
@@ -214,6 +216,7 @@ impl Walk {
             lines: self.lines,
             numbers: (self.checker.first.min(self.checker.last()), self.checker.last()),
             lost: self.checker.lost,
+            deleted: self.checker.deleted,
             unclean: self.checker.unclean,
             torn: self.torn,
             known: self.known.map(|known| known.seq),

@@ -14,6 +14,7 @@ use std::{
 use super::{
     chain::Head,
     entry::Entry,
+    keep::Outlived,
     ledger::Ledger,
     queue::Queue,
     usage::{Joining, Look, Tracked},
@@ -21,6 +22,7 @@ use super::{
 use crate::{
     clock::{Clock, Tick},
     journal::{HeadRow, Journal, Transition},
+    policy::{Keep, Retention},
     telemetry::{
         chain,
         metrics::{AuditMetrics, LedgerFile},
@@ -52,6 +54,7 @@ pub(super) struct Shared {
 #[derive(Debug)]
 struct State {
     queue: Queue,
+    retention: Retention,
     /// A claim is over.
     bill: bool,
     stop: bool,
@@ -62,6 +65,7 @@ impl Shared {
         Self {
             state: Mutex::new(State {
                 queue,
+                retention: Retention::ALL,
                 bill: false,
                 stop: false,
             }),
@@ -106,6 +110,11 @@ impl Shared {
         }
     }
 
+    /// So much is kept from now on.
+    pub(super) fn keep(&self, retention: Retention) {
+        self.state().retention = retention;
+    }
+
     /// Has the writer write what is queued, and end.
     pub(super) fn stop(&self) {
         self.state().stop = true;
@@ -132,6 +141,7 @@ impl Shared {
         Wake {
             bill: std::mem::take(&mut state.bill),
             stop: state.stop,
+            retention: state.retention,
         }
     }
 }
@@ -139,6 +149,7 @@ impl Shared {
 struct Wake {
     bill: bool,
     stop: bool,
+    retention: Retention,
 }
 
 /// Says that nothing is written any more, however the thread ends.
@@ -166,6 +177,8 @@ struct Output {
     dirty: Option<Tick>,
     /// What the journal knows of it.
     journaled: Head,
+    /// Files that go once the line that says so, of this number, is on the disk.
+    going: Option<(u64, Outlived)>,
 }
 
 impl Output {
@@ -177,6 +190,40 @@ impl Output {
             waiting: VecDeque::new(),
             is_failing: false,
             dirty: None,
+            going: None,
+        }
+    }
+
+    /// Files that have outlived what is kept, unless some are on their way out, or it is not clear what the disk has.
+    fn outlived(&self, keep: Keep) -> Option<Outlived> {
+        if self.is_failing || self.going.is_some() {
+            return None;
+        }
+        self.ledger.outlived(keep).unwrap_or_else(|error| {
+            tracing::warn!(file = self.file.as_str(), error = %chain(&error), "old files cannot be told: none is deleted");
+            None
+        })
+    }
+
+    /// Deletes what goes, if the disk has the line that says so.
+    fn go(&mut self) {
+        let synced = self.ledger.synced().seq;
+        let Some((_, outlived)) = self.going.take_if(|(seq, _)| *seq <= synced) else {
+            return;
+        };
+        let (file, files) = (self.file.as_str(), outlived.files.len());
+        let (from, to) = (outlived.from, outlived.to);
+        match self.ledger.delete(&outlived) {
+            Ok(()) => tracing::info!(
+                file,
+                files,
+                from,
+                to,
+                "files that have outlived what is kept are deleted"
+            ),
+            Err(error) => {
+                tracing::warn!(file, from, to, error = %chain(&error), "files that have outlived what is kept cannot be deleted");
+            }
         }
     }
 
@@ -243,7 +290,7 @@ impl Writer {
         loop {
             let pause = if is_first { Duration::ZERO } else { self.pause() };
             let wake = shared.wait(pause, !self.audit.is_failing, &mut self.audit.waiting);
-            self.turn(wake.bill, wake.stop);
+            self.turn(&wake);
             is_first = false;
             if wake.stop {
                 return;
@@ -272,7 +319,8 @@ impl Writer {
         pause
     }
 
-    fn turn(&mut self, is_over: bool, is_stop: bool) {
+    fn turn(&mut self, wake: &Wake) {
+        let (is_over, is_stop) = (wake.bill, wake.stop);
         let now = self.clock.tick();
         let is_due = now >= self.due || is_stop;
         if is_due {
@@ -315,6 +363,36 @@ impl Writer {
         }
         if is_stop {
             self.leave();
+        } else if is_due || turned {
+            self.retire(wake.retention);
+        }
+    }
+
+    /// Has files go that have outlived what is kept: first a line says so, and when that is on the disk, they do.
+    fn retire(&mut self, retention: Retention) {
+        let at = self.clock.wall();
+        for (output, keep) in [
+            (&mut self.audit, retention.audit),
+            (&mut self.usage, retention.usage),
+        ] {
+            let Some(outlived) = output.outlived(keep) else {
+                continue;
+            };
+            let entry = |seq| {
+                let entry = Entry::Deleted {
+                    at,
+                    files: u64::try_from(outlived.files.len()).unwrap_or(u64::MAX),
+                    from: outlived.from,
+                    to: outlived.to,
+                };
+                (entry, seq)
+            };
+            let seq = match output.file {
+                LedgerFile::Audit => self.shared.push(entry),
+                LedgerFile::Usage => self.bills.push(entry),
+            };
+            // Without room for a line they stay, and the next minute tries again.
+            output.going = (seq > 0).then_some((seq, outlived));
         }
     }
 
@@ -415,7 +493,12 @@ fn heed(output: &mut Output, written: io::Result<()>, shared: &Shared) {
 /// Brings a file to the disk; gives the numbers that may not be there, of which the next file tells.
 fn settle(output: &mut Output, metrics: &AuditMetrics) -> Option<(u64, u64)> {
     output.dirty = None;
-    let error = output.ledger.sync().err()?;
+    let Err(error) = output.ledger.sync() else {
+        output.go();
+        return None;
+    };
+    // Nobody knows what the disk has.
+    output.going = None;
     tracing::error!(file = output.file.as_str(), error = %chain(&error), "a sync failed: another file is begun");
     let (from, to) = (error.from, output.ledger.head().seq);
     metrics.lost(output.file, to.saturating_sub(from) + 1);

@@ -1,4 +1,5 @@
-//! A client's connection as hyper reads it: only what the guard let through, and in time.
+//! A client's connection as hyper reads it: only what the guard let through, and in time. What it is told must be taken in
+//! time too.
 
 use std::{
     io,
@@ -43,9 +44,13 @@ pub(super) struct Gate<T> {
     input: BytesMut,
     out: BytesMut,
     over: Option<Over>,
+    /// Set when it is waited for, and not with every byte: most are there before anybody waits.
     timer: Pin<Box<Sleep>>,
-    /// What the timer is set for.
+    /// What is waited for, and until when.
     waits_for: Wait,
+    until: Instant,
+    /// Runs while nothing of what is said is taken.
+    unread: Option<Pin<Box<Sleep>>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,7 +81,20 @@ impl<T> Gate<T> {
             over: None,
             timer: Box::pin(sleep(HEAD_TIME)),
             waits_for: Wait::First,
+            until: Instant::now() + HEAD_TIME,
+            unread: None,
         }
+    }
+
+    /// What became of a write. A client that takes nothing for as long as a body may rest is given up.
+    fn told<R>(&mut self, cx: &mut Context<'_>, told: Poll<io::Result<R>>) -> Poll<io::Result<R>> {
+        if told.is_ready() {
+            self.unread = None;
+            return told;
+        }
+        let unread = self.unread.get_or_insert_with(|| Box::pin(sleep(BODY)));
+        ready!(unread.as_mut().poll(cx));
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 
     /// The connection, what was read of it and not passed on, and why nothing more was.
@@ -84,8 +102,9 @@ impl<T> Gate<T> {
         (self.io, self.input, self.over)
     }
 
-    /// Sets the timer for what is waited for now; a body's begins anew with each byte.
-    fn set_timer(&mut self, has_moved: bool) {
+    /// Notes what is waited for now, and until when: a body's time begins anew with each byte, and that between two requests
+    /// with each of them.
+    fn waits(&mut self, has_moved: bool) {
         let wait = if !self.guard.is_between() {
             Wait::Body
         } else if !self.input.is_empty() {
@@ -95,9 +114,24 @@ impl<T> Gate<T> {
         } else {
             Wait::Next
         };
-        if wait != self.waits_for || (wait == Wait::Body && has_moved) {
+        if wait != self.waits_for || (has_moved && matches!(wait, Wait::Body | Wait::Next)) {
             self.waits_for = wait;
-            self.timer.as_mut().reset(Instant::now() + wait.limit());
+            self.until = Instant::now() + wait.limit();
+        }
+    }
+
+    /// Resolves when it was waited for long enough.
+    fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        // A timer that ends too early is set again when it does.
+        if self.until < self.timer.deadline() {
+            self.timer.as_mut().reset(self.until);
+        }
+        loop {
+            ready!(self.timer.as_mut().poll(cx));
+            if self.until <= self.timer.deadline() {
+                return Poll::Ready(());
+            }
+            self.timer.as_mut().reset(self.until);
         }
     }
 }
@@ -126,16 +160,16 @@ impl<T: AsyncRead + Unpin> AsyncRead for Gate<T> {
                 Next::Bad(reason) => this.over = Some(Over::Bad(reason)),
             }
             if !this.out.is_empty() || this.over.is_some() {
-                this.set_timer(true);
+                this.waits(true);
                 continue;
             }
-            this.set_timer(false);
+            this.waits(false);
             let mut chunk = [0; READ];
             let mut read = ReadBuf::new(&mut chunk);
             match Pin::new(&mut this.io).poll_read(cx, &mut read) {
                 Poll::Ready(result) => result?,
                 Poll::Pending => {
-                    ready!(this.timer.as_mut().poll(cx));
+                    ready!(this.poll_late(cx));
                     this.over = Some(match this.waits_for {
                         Wait::First | Wait::Head => Over::Bad(DoorReason::HeadTimeout),
                         Wait::Next | Wait::Body => Over::End,
@@ -154,14 +188,43 @@ impl<T: AsyncRead + Unpin> AsyncRead for Gate<T> {
 
 impl<T: AsyncWrite + Unpin> AsyncWrite for Gate<T> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(cx, buf)
+        let written = Pin::new(&mut self.io).poll_write(cx, buf);
+        self.told(cx, written)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
+        let flushed = Pin::new(&mut self.io).poll_flush(cx);
+        self.told(cx, flushed)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
+        let ended = Pin::new(&mut self.io).poll_shutdown(cx);
+        self.told(cx, ended)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_nobody_takes_is_given_up_and_each_byte_taken_begins_anew() {
+        let (mut client, io) = duplex(4);
+        let mut gate = Gate::new(io);
+        let begun = Instant::now();
+        let told = crate::tasks::spawn("gate", async move {
+            let told = gate.write_all(b"more than four").await;
+            // It stays open, so that its loss is no answer.
+            (told, gate)
+        });
+        for _ in 0..5 {
+            sleep(BODY / 5 * 4).await;
+            client.read_u8().await.unwrap();
+        }
+        let (told, _gate) = told.await.unwrap();
+        assert_eq!(told.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert_eq!(begun.elapsed().as_secs(), (BODY * 5).as_secs());
     }
 }

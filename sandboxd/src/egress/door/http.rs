@@ -15,7 +15,7 @@ use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use sandbox_protocol::{door::DoorReason, metadata::door::OWN_NAME};
 use tokio::{
-    io::{AsyncRead, AsyncWrite, AsyncWriteExt as _},
+    io::{AsyncRead, AsyncWrite},
     net::TcpStream,
 };
 
@@ -23,9 +23,9 @@ use super::{
     Visit, farewell,
     gate::{Gate, Over},
     guard::{self, FIELDS},
-    intercept,
+    intercept, last_word,
     onward::{self, Asked, Body, Switched},
-    tunnel,
+    say, tunnel,
 };
 use crate::{
     egress::Denial,
@@ -59,7 +59,7 @@ where
         .auto_date_header(false)
         .serve_connection(TokioIo::new(Gate::new(io)), serving);
     let outcome = poll_fn(|cx| connection.poll_without_shutdown(cx)).await;
-    let (mut io, early, over) = connection.into_parts().io.into_inner().into_parts();
+    let (io, early, over) = connection.into_parts().io.into_inner().into_parts();
     match (outcome, over) {
         (Ok(()), Some(Over::Connect(connect))) => {
             Box::pin(connect_to(&visit, io, &early, &connect.target)).await;
@@ -70,9 +70,7 @@ where
         }
         (Ok(()), Some(Over::Bad(reason))) => {
             let denial = visit.refuse(reason, "");
-            if io.write_all(&denial.bytes()).await.is_ok() {
-                farewell(io).await;
-            }
+            last_word(io, &denial.bytes()).await;
         }
         (Ok(()), Some(Over::End) | None) => farewell(io).await,
         // Its answer was cut, or cannot be told any more: a reset says so.
@@ -89,12 +87,9 @@ where
     if let Some(target) = target.as_ref().ok().and_then(|target| visit.looks_inside(target)) {
         let Some(means) = visit.interception() else {
             let denial = visit.refuse(DoorReason::CaUnavailable, &target.to_string());
-            if io.write_all(&denial.bytes()).await.is_ok() {
-                farewell(io).await;
-            }
-            return;
+            return last_word(io, &denial.bytes()).await;
         };
-        if io.write_all(ESTABLISHED).await.is_ok() {
+        if say(&mut io, ESTABLISHED).await {
             let early = Bytes::copy_from_slice(early);
             Box::pin(intercept::run(visit, &means, io, early, target)).await;
         }
@@ -106,14 +101,12 @@ where
     };
     match reached {
         Ok(reached) => {
-            if io.write_all(ESTABLISHED).await.is_ok() {
+            if say(&mut io, ESTABLISHED).await {
                 Box::pin(tunnel::run(visit, io, early, reached, Seen::Tunnel)).await;
             }
         }
         Err(denial) => {
-            if io.write_all(&denial.bytes()).await.is_ok() {
-                farewell(io).await;
-            }
+            last_word(io, &denial.bytes()).await;
         }
     }
 }
@@ -128,7 +121,7 @@ struct Switch {
 /// What follows a request for WebSocket: raw bytes where the origin agreed, and else nothing.
 async fn switch<T>(visit: &Visit, mut io: T, early: &[u8], switched: Option<Switch>)
 where
-    T: AsyncRead + AsyncWrite + Send + Unpin,
+    T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     let Some(Switch { to, method, path }) = switched else {
         return farewell(io).await;
@@ -137,7 +130,7 @@ where
         method: &method,
         path: &path,
     };
-    if io.write_all(&to.early).await.is_ok() {
+    if say(&mut io, &to.early).await {
         Box::pin(tunnel::run(visit, io, early, to.reached, seen)).await;
     }
 }

@@ -81,14 +81,21 @@ impl<T> Metered<T> {
         Self { io, traffic, node }
     }
 
-    fn sent(&self, n: usize) {
+    /// What is counted.
+    pub(super) const fn inner(&self) -> &T {
+        &self.io
+    }
+
+    /// So many bytes came from the guest, past this.
+    pub(super) fn sent(&self, n: usize) {
         let n = u64::try_from(n).unwrap_or(0);
         self.traffic.sent.fetch_add(n, Ordering::Relaxed);
         self.traffic.claim.sent.fetch_add(n, Ordering::Relaxed);
         self.node.sent(n);
     }
 
-    fn received(&self, n: usize) {
+    /// So many bytes went to the guest, past this.
+    pub(super) fn received(&self, n: usize) {
         let n = u64::try_from(n).unwrap_or(0);
         self.traffic.received.fetch_add(n, Ordering::Relaxed);
         self.traffic.claim.received.fetch_add(n, Ordering::Relaxed);

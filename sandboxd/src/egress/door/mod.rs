@@ -10,7 +10,9 @@ mod link;
 mod meter;
 mod onward;
 mod proof;
+mod say;
 pub mod socks5;
+mod splice;
 mod stream;
 mod tap;
 #[cfg(test)]
@@ -21,15 +23,14 @@ mod upstream;
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::{
-    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
-    time::timeout,
-};
+use tokio::io::{AsyncRead, AsyncWrite};
 
 pub use self::link::{LinkOver, serve_link};
 use self::meter::Metered;
 pub(super) use self::meter::Traffic;
 pub use self::proof::{Proof, Unproved};
+use self::say::{farewell, last_word, say};
+pub(super) use self::splice::Pipes;
 pub(super) use self::upstream::{Kept, Upstream};
 pub(super) use super::Visit;
 use super::{Armed, Denial, Door, DoorKind, Seat};
@@ -38,7 +39,7 @@ use super::{Armed, Denial, Door, DoorKind, Seat};
 const HEAD_TIME: Duration = Duration::from_secs(10);
 /// From one request to the next on a kept connection.
 const IDLE: Duration = Duration::from_secs(60);
-/// A body that does not move.
+/// A body that does not move, to either side, and an answer that is not taken.
 const BODY: Duration = Duration::from_secs(5 * 60);
 /// A tunnel in which nothing moves.
 const TUNNEL: Duration = Duration::from_secs(60 * 60);
@@ -116,7 +117,7 @@ where
 }
 
 /// Answers without having read anything.
-async fn canned<T>(mut io: T, kind: DoorKind, denial: Denial)
+async fn canned<T>(io: T, kind: DoorKind, denial: Denial)
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
@@ -125,24 +126,5 @@ where
         DoorKind::Socks5 => socks5::NO_METHOD.to_vec(),
         DoorKind::Dns => Vec::new(),
     };
-    if io.write_all(&answer).await.is_ok() {
-        farewell(io).await;
-    }
-}
-
-/// A graceful end: ours is said, and what the client still sends is read until it ends too, for a while. What closes a
-/// socket with unread bytes resets it, and the client would lose the answer.
-async fn farewell<T>(mut io: T)
-where
-    T: AsyncRead + AsyncWrite + Unpin,
-{
-    let ending = async {
-        if io.shutdown().await.is_err() {
-            return;
-        }
-        let mut chunk = [0; 1024];
-        while matches!(io.read(&mut chunk).await, Ok(n) if n > 0) {}
-    };
-    // Whoever does not end in time is cut.
-    timeout(FAREWELL, ending).await.unwrap_or(());
+    last_word(io, &answer).await;
 }

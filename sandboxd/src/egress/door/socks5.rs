@@ -11,7 +11,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::{HEAD_TIME, Visit, farewell, intercept, tunnel};
+use super::{HEAD_TIME, Visit, farewell, intercept, last_word, say, tunnel};
 use crate::policy::{Authority, Host, Seen};
 
 /// No method that we have.
@@ -116,7 +116,7 @@ where
         Wish::Not(reason, target) => visit.refuse(reason, &target).reason,
         Wish::Tunnel(target) if let Some(target) = visit.looks_inside(&target) => {
             if let Some(means) = visit.interception() {
-                if io.write_all(&reply(0)).await.is_ok() {
+                if say(&mut io, &reply(0)).await {
                     Box::pin(intercept::run(&visit, &means, io, early.into(), target)).await;
                 }
                 return;
@@ -127,7 +127,7 @@ where
         }
         Wish::Tunnel(target) => match Box::pin(visit.reach(&target, Seen::Tunnel)).await {
             Ok(reached) => {
-                if io.write_all(&reply(0)).await.is_ok() {
+                if say(&mut io, &reply(0)).await {
                     Box::pin(tunnel::run(&visit, io, &early, reached, Seen::Tunnel)).await;
                 }
                 return;
@@ -135,9 +135,7 @@ where
             Err(denial) => denial.reason,
         },
     };
-    if io.write_all(&reply(refused.socks())).await.is_ok() {
-        farewell(io).await;
-    }
+    last_word(io, &reply(refused.socks())).await;
 }
 
 /// Greets, and reads what is wanted and what was sent behind it; none: the client is no SOCKS5 client, or left.

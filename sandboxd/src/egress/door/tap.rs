@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use rustix::net::sockopt::set_tcp_nodelay;
 use sandbox_protocol::limits::DOOR_CONNECTIONS;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
@@ -44,6 +45,8 @@ impl Door {
         ];
         self.set_guarded();
         for (kind, listener) in both {
+            // What is accepted has it from its listener. It is a hint.
+            drop(set_tcp_nodelay(&listener, true));
             let (door, group) = (self.clone(), self.group().clone());
             self.group().spawn("door listener", async move {
                 tokio::select! {
@@ -85,25 +88,48 @@ async fn accept(door: &Door, kind: DoorKind, listener: &TcpListener) {
 pub(super) struct Guest {
     io: TcpStream,
     has_ended: bool,
+    through: Through,
+}
+
+impl Guest {
+    pub(super) const fn new(io: TcpStream) -> Self {
+        Self {
+            io,
+            has_ended: false,
+            through: Through::new(),
+        }
+    }
+
+    /// Its socket. Whoever ends that side by itself waits by a [`Through`] of its own.
+    pub(super) const fn socket(&self) -> &TcpStream {
+        &self.io
+    }
+}
+
+/// Waits until a guest has acknowledged all that was said to it, the end included, or is gone.
+#[derive(Debug)]
+pub(super) struct Through {
     pause: Duration,
     look: Option<Pin<Box<Sleep>>>,
 }
 
-impl Guest {
-    pub(super) fn new(io: TcpStream) -> Self {
-        // It is a hint.
-        drop(io.set_nodelay(true));
+impl Through {
+    pub(super) const fn new() -> Self {
         Self {
-            io,
-            has_ended: false,
             pause: SHORTEST,
             look: None,
         }
     }
 
-    /// Whether the guest has all that was said, or is gone.
-    fn is_through(&self) -> io::Result<bool> {
-        Ok(sys::unacknowledged(&self.io)? == 0 || self.io.peer_addr().is_err())
+    pub(super) fn poll(&mut self, io: &TcpStream, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while sys::unacknowledged(io)? != 0 && io.peer_addr().is_ok() {
+            let pause = self.pause;
+            let look = self.look.get_or_insert_with(|| Box::pin(sleep(pause)));
+            ready!(look.as_mut().poll(cx));
+            self.pause = (self.pause * 2).min(LONGEST);
+            look.as_mut().reset(Instant::now() + self.pause);
+        }
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -144,14 +170,7 @@ impl AsyncWrite for Guest {
             ready!(Pin::new(&mut this.io).poll_shutdown(cx))?;
             this.has_ended = true;
         }
-        while !this.is_through()? {
-            let pause = this.pause;
-            let look = this.look.get_or_insert_with(|| Box::pin(sleep(pause)));
-            ready!(look.as_mut().poll(cx));
-            this.pause = (this.pause * 2).min(LONGEST);
-            look.as_mut().reset(Instant::now() + this.pause);
-        }
-        Poll::Ready(Ok(()))
+        this.through.poll(&this.io, cx)
     }
 }
 
@@ -164,24 +183,10 @@ mod tests {
     use super::*;
     use crate::egress::tests::{Bench, within};
 
-    /// A door on loopback, where one guest can reach it too.
-    fn listening(bench: &Bench) -> net::SocketAddr {
-        let bind = || {
-            let listener = net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-            listener.set_nonblocking(true).unwrap();
-            rustix::net::sockopt::set_socket_linger(&listener, Some(Duration::ZERO)).unwrap();
-            listener
-        };
-        let http = bind();
-        let at = http.local_addr().unwrap();
-        bench.door.listen(http, bind()).unwrap();
-        at
-    }
-
     #[tokio::test]
     async fn a_listening_door_denies_until_armed_and_is_shut_by_its_stop() {
         let bench = Bench::new().await;
-        let at = listening(&bench);
+        let at = bench.listen();
         let url = bench.url("/");
         let get = async || {
             let mut stream = TcpStream::connect(at).await.unwrap();

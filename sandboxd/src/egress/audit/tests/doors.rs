@@ -35,7 +35,7 @@ fn block(dir: &Path) -> PathBuf {
     path
 }
 
-async fn until(what: impl Fn() -> bool) {
+pub(super) async fn until(what: impl Fn() -> bool) {
     let waiting = async {
         while !what() {
             tokio::time::sleep(Duration::from_millis(5)).await;

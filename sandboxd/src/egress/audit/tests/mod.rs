@@ -2,6 +2,7 @@
 
 mod doors;
 mod files;
+mod keep;
 
 use std::{fs, path::Path};
 

@@ -5,12 +5,12 @@ use std::{io, pin::pin, sync::Arc};
 use rustls::{AlertDescription, server::Acceptor};
 use sandbox_protocol::door::DoorReason;
 use tokio::{
-    io::{AsyncRead, AsyncWrite, AsyncWriteExt as _},
+    io::{AsyncRead, AsyncWrite},
     time::timeout,
 };
 use tokio_rustls::{LazyConfigAcceptor, StartHandshake, server::TlsStream};
 
-use super::{Interception, farewell, leaves};
+use super::{Interception, farewell, last_word, leaves};
 use crate::{
     egress::{Visit, door::HEAD_TIME},
     policy::{Authority, Host},
@@ -72,10 +72,7 @@ where
     let hello = start.client_hello();
     if !agrees(target.host(), hello.server_name()) {
         visit.refuse(DoorReason::SniMismatch, &target.to_string());
-        let mut io = start.io;
-        if io.write_all(&UNRECOGNIZED_NAME).await.is_ok() {
-            farewell(io).await;
-        }
+        last_word(start.io, &UNRECOGNIZED_NAME).await;
         return None;
     }
     let offered = hello.alpn().into_iter().flatten();

@@ -31,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::error::InterceptionError;
 use self::leaves::Leaves;
-use super::{Visit, farewell};
+use super::{Visit, farewell, last_word};
 use crate::{ca::Node, clock::Clock, link::Prefixed, policy::Authority};
 
 /// What a node looks into TLS with.

@@ -11,7 +11,7 @@ use hyper::body::Incoming;
 use sandbox_protocol::door::DoorReason;
 
 use super::{
-    body::{Body, moving},
+    body::{Body, moving, took},
     origin::{NoAnswer, Requests},
     serve::Busy,
 };
@@ -66,6 +66,7 @@ pub(super) async fn answer(
             .headers_mut()
             .insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
+    took();
     Ok(response)
 }
 

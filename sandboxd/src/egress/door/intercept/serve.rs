@@ -10,7 +10,7 @@ use hyper::{
 use hyper_util::rt::{TokioIo, TokioTimer};
 use sandbox_protocol::door::DoorReason;
 use tokio::{
-    io::{AsyncRead, AsyncWrite, AsyncWriteExt as _},
+    io::{AsyncRead, AsyncWrite},
     sync::watch,
     time::timeout,
 };
@@ -18,7 +18,7 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    farewell,
+    body, farewell,
     hello::H2,
     origin::{Driver, Origin, Requests},
     pass::{self, Inside},
@@ -31,6 +31,7 @@ use crate::{
             gate::{Gate, Over},
             guard::FIELDS,
             http::BUFFER,
+            last_word,
         },
     },
     policy::Authority,
@@ -67,7 +68,7 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Streams {
             tokio::select! {
                 biased;
                 () = cut.cancelled() => {}
-                () = stream => {}
+                () = body::in_time(stream) => {}
             }
         });
     }
@@ -160,7 +161,7 @@ where
             }
         }
     };
-    let (mut io, _early, over) = connection.into_parts().io.into_inner().into_parts();
+    let (io, _early, over) = connection.into_parts().io.into_inner().into_parts();
     let refused = match (outcome, over) {
         (Ok(()), Some(Over::Connect(_))) => DoorReason::BadTarget,
         (Ok(()), Some(Over::Bad(reason))) => reason,
@@ -170,9 +171,7 @@ where
         (Err(_broken), _) => return,
     };
     let denial = inside.visit.refuse(refused, &inside.target.to_string());
-    if io.write_all(&denial.bytes()).await.is_ok() {
-        farewell(io).await;
-    }
+    last_word(io, &denial.bytes()).await;
 }
 
 async fn h2<T>(inside: Arc<Inside>, tls: TlsStream<T>, mut driver: Driver, streams: Streams)

@@ -118,6 +118,25 @@ async fn door_slow_head_times_out() {
     assert_eq!(all.matches("HTTP/1.1 403 host_not_allowed").count(), 2, "{all}");
 }
 
+/// Time between two requests counts from the last one, however long the connection has lived.
+#[tokio::test(start_paused = true)]
+async fn a_kept_connection_may_rest_behind_each_request() {
+    let bench = Bench::new().await;
+    bench.arm();
+    let mut io = bench.connect(DoorKind::Http);
+    for _ in 0..5 {
+        io.write_all(b"GET http://no.test/ HTTP/1.1\r\nhost: a\r\n\r\n")
+            .await
+            .unwrap();
+        tokio::time::sleep(Duration::from_secs(45)).await;
+    }
+    assert_eq!(bench.door.connections(), 1);
+    // The 60 s behind the last are over in 15.
+    let mut all = String::new();
+    io.read_to_string(&mut all).await.unwrap();
+    assert_eq!(all.matches("HTTP/1.1 403 host_not_allowed").count(), 5, "{all}");
+}
+
 /// A guest's end of a link.
 async fn guest(door: &Door) -> (h2::client::SendRequest<Bytes>, tokio::task::JoinHandle<String>) {
     let (host, mut guest) = tokio::io::duplex(256 * 1024);

@@ -9,4 +9,6 @@ mod origin;
 mod policy;
 mod secrets;
 mod sockets;
+mod splice;
+mod unread;
 mod ways;
