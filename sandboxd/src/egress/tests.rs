@@ -336,7 +336,7 @@ pub(crate) fn connect(door: &Door, kind: DoorKind) -> DuplexStream {
     ours
 }
 
-pub(crate) async fn read_all(io: &mut DuplexStream) -> String {
+pub(crate) async fn read_all(io: &mut (impl AsyncRead + Unpin)) -> String {
     let mut all = Vec::new();
     within(io.read_to_end(&mut all)).await.unwrap();
     String::from_utf8_lossy(&all).into_owned()

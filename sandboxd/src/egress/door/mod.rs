@@ -17,6 +17,7 @@ mod tests;
 mod tunnel;
 mod upload;
 mod upstream;
+mod websocket;
 
 use std::{sync::Arc, time::Duration};
 

@@ -10,9 +10,8 @@ use std::{
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Version, header, request};
 use http_body::{Body as _, Frame, SizeHint};
-use http_body_util::{BodyExt as _, Empty, combinators::BoxBody};
+use http_body_util::{BodyExt as _, combinators::BoxBody};
 use hyper::{body::Incoming, ext::on_informational};
-use hyper_util::rt::TokioIo;
 use sandbox_protocol::door::DoorReason;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -21,9 +20,9 @@ use tokio::{
 
 use super::{
     BODY, TUNNEL, Visit,
-    guard::WEBSOCKET,
     upload::{Progress, Upload, is_last},
     upstream::{Kept, Listening, Upstream},
+    websocket::{self, Switched},
 };
 use crate::{
     egress::{Denial, Given, Reached},
@@ -130,55 +129,22 @@ pub(super) async fn upgrade<T>(
 where
     T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let (address, target, is_direct) = (reached.address, reached.target.clone(), reached.is_direct);
     let refuse = |lost: Lost| asked.refuse(visit, &lost);
-    let mut request = written(
-        parts,
-        Upload::new(body, false),
-        asked.target,
-        reached.secret.clone(),
-    );
-    switches(request.headers_mut());
+    let secret = reached.secret.clone();
+    let mut request = written(parts, Upload::new(body, false), asked.target, secret);
+    websocket::write(request.headers_mut());
+    let place = reached.by(());
     let mut upstream = open(reached).await.map_err(refuse)?;
     let mut response = first_word(&mut upstream, request).await.map_err(refuse)?;
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
         let progress = Upload::none().progress();
         return Ok((back(response, upstream, progress, None), None));
     }
-    let agreed = response.headers().get(header::UPGRADE);
-    if !agreed.is_some_and(|protocol| protocol.as_bytes().eq_ignore_ascii_case(WEBSOCKET.as_bytes())) {
-        return Err(refuse(Lost::Unreadable));
-    }
-    let raw = hyper::upgrade::on(&mut response).await;
-    let raw = raw
-        .ok()
-        .and_then(|raw| raw.downcast::<TokioIo<Listening<T>>>().ok())
-        .ok_or_else(|| refuse(Lost::Unreadable))?;
-    let switched = Switched {
-        reached: Reached {
-            stream: raw.io.into_inner().into_inner(),
-            address,
-            target,
-            secret: None,
-            is_direct,
-        },
-        early: raw.read_buf,
-    };
-    let (mut parts, _none) = response.into_parts();
-    strip(&mut parts.headers);
-    parts.headers.append(header::VIA, VIA);
-    switches(&mut parts.headers);
-    let empty = Empty::new().map_err(|never| match never {}).boxed();
-    Ok((Response::from_parts(parts, empty), Some(switched)))
-}
-
-/// A connection that has left HTTP.
-#[derive(Debug)]
-pub(super) struct Switched<T> {
-    /// The origin.
-    pub(super) reached: Reached<T>,
-    /// What it said behind its answer.
-    pub(super) early: Bytes,
+    let switched = Switched::agreed(&mut response, &place, Listening::into_inner).await;
+    let switched = switched.ok_or_else(|| refuse(Lost::Unreadable))?;
+    let mut response = websocket::answer(response);
+    response.headers_mut().append(header::VIA, VIA);
+    Ok((response, Some(switched)))
 }
 
 /// A request as it goes on, written anew.
@@ -391,12 +357,6 @@ fn is_coded(headers: &HeaderMap) -> bool {
     let codings = headers.get_all(header::TRANSFER_ENCODING);
     let mut codings = codings.iter().map(HeaderValue::as_bytes);
     codings.any(|coding| !coding.eq_ignore_ascii_case(b"chunked"))
-}
-
-/// Asks for WebSocket, or agrees to it.
-fn switches(headers: &mut HeaderMap) {
-    headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
-    headers.insert(header::UPGRADE, HeaderValue::from_static(WEBSOCKET));
 }
 
 /// Sets what the door decides: Host by the target that was judged.

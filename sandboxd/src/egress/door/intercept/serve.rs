@@ -31,9 +31,10 @@ use crate::{
             gate::{Gate, Over},
             guard::FIELDS,
             http::BUFFER,
+            websocket::{self, Turnout},
         },
     },
-    policy::Authority,
+    policy::{Authority, Seen},
     tasks::Group,
 };
 
@@ -117,6 +118,7 @@ pub(super) async fn serve<T>(
         visit: Arc::clone(visit),
         target: target.clone(),
         origin,
+        turnout: Turnout::default(),
     });
     if is_h2 {
         Box::pin(h2(inside, tls, driver, streams)).await;
@@ -154,18 +156,27 @@ where
             biased;
             outcome = poll_fn(|cx| connection.poll_without_shutdown(cx)) => break outcome,
             () = &mut driver, if !is_lost => {
-                // What it still said is passed on; then the client is told as it would have been without us.
                 is_lost = true;
-                Pin::new(&mut connection).graceful_shutdown();
+                // What it still said is passed on; then the client is told as it would have been without us.
+                if !inside.is_leaving() {
+                    Pin::new(&mut connection).graceful_shutdown();
+                }
             }
         }
     };
-    let (mut io, _early, over) = connection.into_parts().io.into_inner().into_parts();
+    let (mut io, early, over) = connection.into_parts().io.into_inner().into_parts();
     let refused = match (outcome, over) {
         (Ok(()), Some(Over::Connect(_))) => DoorReason::BadTarget,
         (Ok(()), Some(Over::Bad(reason))) => reason,
-        // Nobody switches protocols inside: its request had its answer, and nothing behind it is read.
-        (Ok(()), Some(Over::End | Over::Upgrade) | None) => return farewell(io).await,
+        (Ok(()), Some(Over::Upgrade)) => {
+            let Inside { visit, turnout, .. } = &*inside;
+            let run = websocket::run(visit, io, &early, turnout, |method, path| Seen::Inside {
+                method,
+                path,
+            });
+            return Box::pin(run).await;
+        }
+        (Ok(()), Some(Over::End) | None) => return farewell(io).await,
         // Its answer was cut, or cannot be told any more: a reset says so.
         (Err(_broken), _) => return,
     };
