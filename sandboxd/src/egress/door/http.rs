@@ -5,7 +5,6 @@ use std::{convert::Infallible, future::poll_fn, sync::Arc};
 
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header, request, uri::PathAndQuery};
-use http_body_util::{BodyExt as _, Full};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use sandbox_protocol::{door::DoorReason, metadata::door::OWN_NAME};
@@ -15,11 +14,13 @@ use tokio::{
 };
 
 use super::{
-    Visit, farewell,
+    Visit,
+    body::{Body, full},
+    farewell,
     gate::{Gate, Over},
     guard::FIELDS,
     intercept,
-    onward::{self, Asked, Body},
+    onward::{self, Asked},
     tunnel,
     websocket::{self, Turnout},
 };
@@ -135,10 +136,6 @@ async fn answer(visit: &Visit, request: Request<Incoming>, turnout: &Turnout<Tcp
             .insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     response
-}
-
-fn full(bytes: Bytes) -> Body {
-    Full::new(bytes).map_err(|never| match never {}).boxed()
 }
 
 /// Method and path, for as long as the request is under way.

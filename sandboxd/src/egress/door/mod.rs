@@ -1,5 +1,6 @@
 //! What a guest's connection meets: who serves it, how it is refused, how it ends.
 
+mod body;
 mod dns;
 mod gate;
 pub mod guard;

@@ -5,15 +5,16 @@ use std::sync::{Mutex, PoisonError};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, Version, header, uri::PathAndQuery};
 use http_body::Body as _;
-use http_body_util::{BodyExt as _, Empty};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 
 use super::{
-    Visit, farewell,
+    Visit,
+    body::{Body, full},
+    farewell,
     guard::{self, WEBSOCKET},
-    onward::{Body, strip},
+    onward::strip,
     tunnel,
 };
 use crate::{egress::Reached, policy::Seen};
@@ -71,8 +72,7 @@ pub(super) fn answer(response: Response<Incoming>) -> Response<Body> {
     let (mut parts, _none) = response.into_parts();
     strip(&mut parts.headers);
     write(&mut parts.headers);
-    let empty = Empty::new().map_err(|never| match never {}).boxed();
-    Response::from_parts(parts, empty)
+    Response::from_parts(parts, full(Bytes::new()))
 }
 
 /// A request that switched, as it was judged.

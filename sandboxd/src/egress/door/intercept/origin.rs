@@ -18,14 +18,13 @@ use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use super::{
     Interception,
-    body::Body,
     hello::{H2, HTTP_1},
     serve::Streams,
 };
 use crate::{
     egress::{
         Denial, Reached, Visit,
-        door::{HEAD_TIME, TUNNEL, guard::FIELDS},
+        door::{HEAD_TIME, TUNNEL, body::Body, guard::FIELDS},
     },
     policy::{Authority, Host, Seen},
 };

@@ -6,12 +6,10 @@ use http::{
     HeaderValue, Method, Request, Response, StatusCode, Uri, Version, header, request,
     uri::{PathAndQuery, Scheme},
 };
-use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use sandbox_protocol::door::DoorReason;
 
 use super::{
-    body::{Body, moving},
     origin::{NoAnswer, Requests, Tls},
     serve::Busy,
 };
@@ -19,7 +17,8 @@ use crate::{
     egress::{
         Denial, Visit,
         door::{
-            onward::{BoxError, strip},
+            body::{Body, BoxError, full, moving},
+            onward::strip,
             websocket::{self, Switched, Turnout},
         },
     },
@@ -69,9 +68,7 @@ pub(super) async fn answer(
     let upgrades = websocket::asks(&request);
     let mut response = match Box::pin(pass(&inside, request, busy)).await {
         Ok(response) => response,
-        Err(Refused::Denied(denial)) => denial
-            .response()
-            .map(|bytes| Full::new(bytes).map_err(|never| match never {}).boxed()),
+        Err(Refused::Denied(denial)) => denial.response().map(full),
         Err(Refused::Gone) => return Err("the origin closed its connection".into()),
     };
     let is_last = upgrades && response.status() != StatusCode::SWITCHING_PROTOCOLS;
@@ -115,7 +112,7 @@ async fn pass(inside: &Inside, request: Request<Incoming>, busy: Busy) -> Result
     if let Some(secret) = secret {
         secret.write(&mut parts.headers);
     }
-    let mut onwards = Request::new(moving(body, None));
+    let mut onwards = Request::new(moving(body, None, |_| {}));
     *onwards.method_mut() = parts.method;
     *onwards.uri_mut() = parts.uri;
     *onwards.version_mut() = if origin.is_h2() {
@@ -146,7 +143,7 @@ async fn pass(inside: &Inside, request: Request<Incoming>, busy: Busy) -> Result
     if !origin.is_h2() {
         parts.version = Version::HTTP_11;
     }
-    Ok(Response::from_parts(parts, moving(body, Some(busy))))
+    Ok(Response::from_parts(parts, moving(body, None, |_| drop(busy))))
 }
 
 /// Whether a request is for what the tunnel was asked for, wherever it says so.
