@@ -23,6 +23,8 @@ use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::{Context as _, Result, bail};
 
+use self::proxies::tls::Certificates;
+
 const USAGE: &str =
     "usage: sandbox-bench --out DIR --bin DIR --image DIR [--no-vms] [--write-docs] [claim|agent|egress]";
 
@@ -162,11 +164,14 @@ async fn one(bench: &Bench, part: Part) -> Result<String> {
 async fn whichever() -> Result<String> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
-        ["origin"] => proxies::world::origin().await.map(|()| String::new()),
-        ["door"] => proxies::door::serve(None).await.map(|()| String::new()),
-        ["door", dir] => proxies::door::serve(Some(dir.as_ref()))
+        ["origin", dir] => proxies::world::origin(Certificates(dir.as_ref()))
             .await
             .map(|()| String::new()),
+        ["door", dir, audited @ ..] => {
+            let audited = audited.first().map(AsRef::as_ref);
+            let serving = proxies::door::serve(Certificates(dir.as_ref()), audited);
+            Box::pin(serving).await.map(|()| String::new())
+        }
         _ => Box::pin(run(&Bench::of(args.into_iter())?)).await,
     }
 }

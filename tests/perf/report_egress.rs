@@ -4,10 +4,20 @@ use serde_json::{Value, json};
 
 use crate::report::{Held, arms, at_least, figures, held, line, machine, show, table};
 
-const ARMS: [(&str, &str); 3] = [
+const ARMS: [(&str, &str); 7] = [
     ("/arms/none/claim_us", "warm claim, no policy: doors that deny"),
     ("/arms/both_doors/claim_us", "warm claim, both doors armed"),
     ("/arms/guarded/claim_us", "warm claim, lane guarded"),
+    (
+        "/doors/tls/opaque_us",
+        "TLS handshake with the origin, opaque tunnel",
+    ),
+    (
+        "/doors/tls/kept_leaf_us",
+        "TLS handshake looked into, leaf kept; the origin's within",
+    ),
+    ("/doors/tls/new_leaf_us", "the same, leaf issued"),
+    ("/doors/tls/leaf_us", "leaf issue alone"),
 ];
 
 const HELD: [Held; 10] = [
@@ -141,8 +151,8 @@ pub(crate) fn egress(results: &Value) -> String {
         for name in rows
             .into_iter()
             .flatten()
+            .filter(|(_, row)| row.get("dial_us").is_some())
             .map(|(name, _)| name)
-            .filter(|name| *name != "denial_us")
         {
             let of = |at: &str| get(&format!("/doors/{name}/{at}"));
             add([
@@ -172,6 +182,8 @@ mod tests {
     fn the_best_of_others_is_what_we_are_held_to() {
         let row = |dial: f64, rate: f64| json!({ "dial_us": { "p50": dial }, "get_per_cpu_s": rate });
         let results = json!({ "doors": {
+            "denial_us": { "p50": 1.0 },
+            "tls": { "kept_leaf_us": { "p50": 404.0, "n": 1_000 } },
             "door_http": row(1.0, 9_000.0),
             "tinyproxy_http": row(300.0, 100.0),
             "squid_http": row(200.0, 50.0),
@@ -185,5 +197,9 @@ mod tests {
             text.contains("| GETs per CPU-second / best of tinyproxy, squid | 90.00 | >= 2 | yes |"),
             "{text}"
         );
+        let rows: Vec<_> = text.lines().filter(|line| line.starts_with("| t")).collect();
+        assert_eq!(rows.len(), 1, "only proxies are rows of their table: {rows:?}");
+        let kept = "| TLS handshake looked into, leaf kept; the origin's within | 1000 | 404.0 |";
+        assert!(text.contains(kept), "{text}");
     }
 }

@@ -52,6 +52,19 @@ pub struct Reached<T = TcpStream> {
     pub is_direct: bool,
 }
 
+impl<T> Reached<T> {
+    /// The same place, by what else leads there. What a request is given stays with that request.
+    pub(super) fn by<O>(&self, stream: O) -> Reached<O> {
+        Reached {
+            stream,
+            address: self.address,
+            target: self.target.clone(),
+            secret: None,
+            is_direct: self.is_direct,
+        }
+    }
+}
+
 /// Who decided, for the record.
 #[derive(Debug, Clone, Default)]
 struct Decider {

@@ -33,7 +33,7 @@ pub use leaks::Leaks;
 pub use programs::{image, program};
 pub use setup::{Agent, Setup};
 pub use terminal::Terminal;
-pub use world::{ORIGIN, World};
+pub use world::{ORIGIN, World, names};
 
 /// Bound for a wait that never lasts unless something is broken: generous, so that a busy machine does not fail a test.
 pub const HANG: Duration = Duration::from_secs(60);

@@ -53,7 +53,10 @@ impl World {
         let (dns, origin) = (socket.local_addr().unwrap(), listener.local_addr().unwrap());
         let asked = Arc::new(Mutex::new(Vec::new()));
         let tasks = [
-            tokio::spawn(names(socket, Arc::clone(&asked))),
+            tokio::spawn(names(socket, ORIGIN, {
+                let asked = Arc::clone(&asked);
+                move |name| asked.lock().unwrap().push(name)
+            })),
             tokio::spawn(async move {
                 while let Ok((stream, _)) = listener.accept().await {
                     // It ends with its connection.
@@ -107,8 +110,9 @@ impl World {
     }
 }
 
-async fn names(socket: UdpSocket, asked: Arc<Mutex<Vec<String>>>) {
-    let known: BTreeMap<u16, Vec<u8>> = BTreeMap::from([(1, ORIGIN.octets().to_vec())]);
+/// Answers for names: those that end in `.test` lead to one address, and no other has any. Each that is asked for is told.
+pub async fn names(socket: UdpSocket, leads_to: Ipv4Addr, mut asked: impl FnMut(String)) {
+    let known: BTreeMap<u16, Vec<u8>> = BTreeMap::from([(1, leads_to.octets().to_vec())]);
     let mut packet = [0; 512];
     while let Ok((n, from)) = socket.recv_from(&mut packet).await {
         let Some(question) = packet.get(..n) else { continue };
@@ -116,7 +120,7 @@ async fn names(socket: UdpSocket, asked: Arc<Mutex<Vec<String>>>) {
             continue;
         };
         let is_known = name.ends_with(".test");
-        asked.lock().unwrap().push(name);
+        asked(name);
         let data = known.get(&kind).filter(|_| is_known);
         let code = if is_known { 0x80 } else { 0x83 };
         let mut answer = question.get(..2).unwrap_or_default().to_vec();

@@ -20,11 +20,14 @@ use sandboxd::{
     words::{Name, OPERATOR},
 };
 
-use super::world::{BLAST, HTTP, ORIGIN, SILENT};
+use super::{
+    tls::{Certificates, INSIDE, OPAQUE},
+    world::{BLAST, DNS, HTTP, ORIGIN, SILENT, TLS},
+};
 
-/// Rules before the one that matches.
-const OTHERS: usize = 49;
-const RULES: usize = OTHERS + 1;
+/// Rules before those that match.
+const OTHERS: usize = 47;
+const RULES: usize = OTHERS + 3;
 
 fn listener() -> Result<TcpListener> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
@@ -46,26 +49,39 @@ fn policy() -> Result<Layer> {
         ports: [HTTP, SILENT, BLAST].map(u32::from).to_vec(),
         ..RuleFields::default()
     };
-    Layer::new(Mode::Enforce, others.chain([origin]).collect(), RULES)
+    let tls = |id: &str, host: &str| RuleFields {
+        id: id.to_owned(),
+        host: vec![host.to_owned()],
+        ports: vec![TLS.into()],
+        ..RuleFields::default()
+    };
+    let inside = RuleFields {
+        intercept: true,
+        ..tls("inside", INSIDE)
+    };
+    let ours = [tls("opaque", OPAQUE), inside, origin];
+    Layer::new(Mode::Enforce, others.chain(ours).collect(), RULES)
         .map_err(|faults| anyhow::anyhow!("{faults:?}"))
 }
 
-/// Serves until it is killed; with an audit in this folder, if one is named. Says its ports: HTTP, SOCKS5.
+/// Serves until it is killed, and looks into TLS by these certificates; with an audit in this folder, if one is named.
+/// Says its ports: HTTP, SOCKS5.
 #[expect(
     clippy::print_stdout,
     reason = "the printer of a program that its parent reads"
 )]
-pub(crate) async fn serve(audited: Option<&Path>) -> Result<()> {
+pub(crate) async fn serve(certificates: Certificates<'_>, audited: Option<&Path>) -> Result<()> {
     let vetting = Vetting {
         internal: vec![Internal {
             net: format!("{ORIGIN}/32").parse()?,
-            ports: BTreeSet::from([HTTP, SILENT, BLAST]),
+            ports: BTreeSet::from([HTTP, SILENT, BLAST, TLS]),
             pools: Opening::All,
             tenants: Opening::All,
         }],
         ..Vetting::default()
     };
     let settings = Settings {
+        servers: vec![(ORIGIN, DNS).into()],
         vetting,
         ..Settings::default()
     };
@@ -84,6 +100,7 @@ pub(crate) async fn serve(audited: Option<&Path>) -> Result<()> {
         .context("open the audit")?,
     };
     let egress = Egress::audited(settings, metrics.door.clone(), Clock::host(), audit);
+    egress.set_interception(Some(certificates.interception()?));
     let name: Name = "bench".parse()?;
     let policies = BTreeMap::from([(name.clone(), Arc::new(policy()?))]);
     egress.book().set(policies, BTreeMap::new());

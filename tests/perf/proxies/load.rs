@@ -1,6 +1,9 @@
 //! The load: GETs by wrk, and tunnels by hand.
 
-use std::{net::Ipv4Addr, time::Duration};
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use tokio::{
@@ -20,7 +23,7 @@ use crate::arm::Arm;
 const CONNECTIONS: &str = "16";
 const LASTS: &str = "3s";
 /// What takes longer hangs.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// How a proxy is spoken to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,19 +98,24 @@ fn micros(text: &str) -> Option<f64> {
     Some(number.parse::<f64>().ok()? * scale)
 }
 
+/// A tunnel by CONNECT.
+pub(super) async fn tunnel_to(proxy: SocketAddr, target: &str) -> Result<TcpStream> {
+    let mut stream = TcpStream::connect(proxy).await?;
+    stream.set_nodelay(true)?;
+    let head = format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n");
+    stream.write_all(head.as_bytes()).await?;
+    let head = head_of(&mut stream).await?;
+    ensure!(head.split(' ').nth(1) == Some("200"), "refused: {head}");
+    Ok(stream)
+}
+
 /// A tunnel to a port of the origin.
 async fn tunnel(proxy: &Running, port: u16) -> Result<TcpStream> {
-    let mut stream = TcpStream::connect(proxy.at).await?;
-    stream.set_nodelay(true)?;
     match proxy.speaks {
-        Speaks::Http => {
-            let target = format!("{ORIGIN}:{port}");
-            let head = format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n");
-            stream.write_all(head.as_bytes()).await?;
-            let head = head_of(&mut stream).await?;
-            ensure!(head.split(' ').nth(1) == Some("200"), "refused: {head}");
-        }
+        Speaks::Http => tunnel_to(proxy.at, &format!("{ORIGIN}:{port}")).await,
         Speaks::Socks5 => {
+            let mut stream = TcpStream::connect(proxy.at).await?;
+            stream.set_nodelay(true)?;
             stream.write_all(&[5, 1, 0]).await?;
             let mut greeted = [0; 2];
             stream.read_exact(&mut greeted).await?;
@@ -117,9 +125,9 @@ async fn tunnel(proxy: &Running, port: u16) -> Result<TcpStream> {
             let mut reply = [0; 10];
             stream.read_exact(&mut reply).await?;
             ensure!(reply.get(1) == Some(&0), "refused: {reply:?}");
+            Ok(stream)
         }
     }
-    Ok(stream)
 }
 
 /// A head, and nothing behind it.

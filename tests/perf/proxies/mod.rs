@@ -7,6 +7,7 @@
 pub(crate) mod door;
 mod load;
 mod peers;
+pub(crate) mod tls;
 pub(crate) mod world;
 
 use anyhow::{Context as _, Result};
@@ -16,6 +17,7 @@ use serde_json::{Map, Value, json};
 use self::{
     load::{Speaks, Tunnels},
     peers::{Peer, Running},
+    tls::{Certificates, Handshakes},
     world::World,
 };
 use crate::{
@@ -27,6 +29,8 @@ use crate::{
 const ROUNDS: usize = 5;
 /// Tunnels dialled one after another, of each proxy in a round: 5,000 in all.
 const DIALS: usize = 1_000;
+/// TLS handshakes of each kind in a round: 1,000 in all.
+const HANDSHAKES: usize = 200;
 /// Bytes through one tunnel, and through many together, in a round.
 const BYTES: u64 = 1 << 30;
 const MANY: u64 = 64;
@@ -97,31 +101,37 @@ pub(crate) async fn run(bench: &Bench) -> Result<Value> {
 }
 
 async fn pinned(bench: &Bench) -> Result<Value> {
-    let world = Box::pin(World::make()).await?;
-    let outcome = Box::pin(rounds(bench)).await;
+    let dir = tempfile::Builder::new().prefix("sbx-").tempdir()?;
+    let certificates = Certificates(dir.path());
+    certificates.make().context("make certificates")?;
+    let world = Box::pin(World::make(certificates)).await?;
+    let outcome = Box::pin(rounds(bench, certificates)).await;
     let removed = world.remove().await;
     let figures = outcome?;
     removed?;
     Ok(figures)
 }
 
-async fn rounds(bench: &Bench) -> Result<Value> {
+async fn rounds(bench: &Bench, certificates: Certificates<'_>) -> Result<Value> {
     let mut seen = Peer::ALL
         .iter()
         .flat_map(|peer| peer.speaks().iter().map(|speaks| (*peer, *speaks)))
         .map(|(peer, speaks)| Ok((peer, Seen::new(speaks)?)))
         .collect::<Result<Vec<_>>>()?;
     let mut denied = Arm::new()?;
+    let mut handshakes = Handshakes::new()?;
     for round in 0..ROUNDS {
         if round % 2 == 1 {
             seen.reverse();
         }
         for (peer, seen) in &mut seen {
             bench.say(&format!("round {round}: {} {}", peer.name(), seen.speaks.name()));
-            let running = Running::start(*peer, seen.speaks).await?;
+            let running = Running::start(*peer, seen.speaks, certificates).await?;
             let measured = Box::pin(measure(&running, seen)).await;
             if *peer == Peer::Door && seen.speaks == Speaks::Http {
                 load::denials(&running, 200, &mut denied).await?;
+                let shaking = handshakes.measure(&running, certificates, HANDSHAKES);
+                Box::pin(shaking).await?;
             }
             running.stop().await?;
             measured.with_context(|| format!("{} {}", peer.name(), seen.speaks.name()))?;
@@ -135,6 +145,7 @@ async fn rounds(bench: &Bench) -> Result<Value> {
         figures.insert(name, row);
     }
     figures.insert("denial_us".to_owned(), denied.json());
+    figures.insert("tls".to_owned(), handshakes.json());
     Ok(json!(figures))
 }
 

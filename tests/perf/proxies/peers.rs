@@ -16,7 +16,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{PROXY, load::Speaks};
+use super::{PROXY, load::Speaks, tls::Certificates};
 
 /// A start or end that takes longer hangs.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -65,11 +65,11 @@ impl Peer {
     }
 
     /// How it is started, and its configuration, which lies at `path`.
-    fn recipe(self, port: u16, path: &str) -> Result<(Vec<String>, String)> {
+    fn recipe(self, port: u16, path: &str, certificates: Certificates<'_>) -> Result<(Vec<String>, String)> {
         Ok(match self {
             Self::Door | Self::DoorUnaudited => {
                 let own = std::env::current_exe()?.display().to_string();
-                let mut args = vec![own, "door".to_owned()];
+                let mut args = vec![own, "door".to_owned(), certificates.0.display().to_string()];
                 if self == Self::Door {
                     let dir = Path::new(path).parent().context("no folder")?;
                     args.push(dir.display().to_string());
@@ -118,13 +118,13 @@ pub(super) struct Running {
 
 impl Running {
     /// Starts one that serves.
-    pub(super) async fn start(peer: Peer, speaks: Speaks) -> Result<Self> {
+    pub(super) async fn start(peer: Peer, speaks: Speaks, certificates: Certificates<'_>) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("sbx-").tempdir()?;
         let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?.local_addr()?;
         let port = free.port();
         let file = dir.path().join("conf");
         let path = file.display().to_string();
-        let (args, conf) = peer.recipe(port, &path)?;
+        let (args, conf) = peer.recipe(port, &path, certificates)?;
         tokio::fs::write(&file, conf).await?;
         let mut child = Command::new("taskset")
             .args(["-c", &PROXY.to_string()])

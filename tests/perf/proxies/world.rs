@@ -5,9 +5,12 @@ use std::{net::Ipv4Addr, process::Stdio};
 use anyhow::{Context as _, Result, ensure};
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpStream, UdpSocket},
     process::{Child, Command},
 };
+use tokio_rustls::TlsAcceptor;
+
+use super::tls::Certificates;
 
 /// The origin, of a range that is nobody's.
 pub(crate) const ORIGIN: Ipv4Addr = Ipv4Addr::new(198, 18, 77, 2);
@@ -17,6 +20,10 @@ pub(crate) const HTTP: u16 = 80;
 pub(crate) const SILENT: u16 = 9_000;
 /// Sends as many bytes as it is asked for.
 pub(crate) const BLAST: u16 = 9_001;
+/// Speaks TLS by a certificate of the bench.
+pub(crate) const TLS: u16 = 443;
+/// Answers for names.
+pub(crate) const DNS: u16 = 53;
 /// Body of an answer.
 const BODY: usize = 1024;
 
@@ -27,7 +34,7 @@ pub(super) struct World {
 }
 
 impl World {
-    pub(super) async fn make() -> Result<Self> {
+    pub(super) async fn make(certificates: Certificates<'_>) -> Result<Self> {
         let id = std::process::id();
         let namespace = format!("sbxorigin{id}");
         // An interface's name has at most 15 bytes.
@@ -50,6 +57,7 @@ impl World {
                 .args(["netns", "exec", &namespace])
                 .arg(std::env::current_exe()?)
                 .arg("origin")
+                .arg(certificates.0)
                 .stdin(Stdio::null())
                 .stdout(Stdio::piped())
                 .kill_on_drop(true)
@@ -92,10 +100,14 @@ async fn ip(args: &[&str]) -> Result<()> {
     clippy::print_stdout,
     reason = "the printer of a program that its parent reads"
 )]
-pub(crate) async fn origin() -> Result<()> {
+pub(crate) async fn origin(certificates: Certificates<'_>) -> Result<()> {
     let http = TcpListener::bind((ORIGIN, HTTP)).await?;
     let silent = TcpListener::bind((ORIGIN, SILENT)).await?;
     let blast = TcpListener::bind((ORIGIN, BLAST)).await?;
+    let tls = TcpListener::bind((ORIGIN, TLS)).await?;
+    let acceptor = certificates.acceptor()?;
+    let dns = UdpSocket::bind((ORIGIN, DNS)).await?;
+    drop(tokio::spawn(harness::names(dns, ORIGIN, |_name| {})));
     println!("ready");
     loop {
         // Whoever leaves early is no fault of the origin's.
@@ -103,6 +115,7 @@ pub(crate) async fn origin() -> Result<()> {
             accepted = http.accept() => drop(tokio::spawn(answer(accepted?.0))),
             accepted = silent.accept() => drop(tokio::spawn(hold(accepted?.0))),
             accepted = blast.accept() => drop(tokio::spawn(send(accepted?.0))),
+            accepted = tls.accept() => drop(tokio::spawn(shake(accepted?.0, acceptor.clone()))),
         }
     }
 }
@@ -129,6 +142,14 @@ async fn answer(mut stream: TcpStream) -> Result<()> {
 async fn hold(mut stream: TcpStream) -> Result<()> {
     let mut piece = [0; 64];
     while stream.read(&mut piece).await? > 0 {}
+    Ok(())
+}
+
+async fn shake(stream: TcpStream, acceptor: TlsAcceptor) -> Result<()> {
+    stream.set_nodelay(true)?;
+    let mut tls = Box::pin(acceptor.accept(stream)).await?;
+    let mut piece = [0; 64];
+    while tls.read(&mut piece).await? > 0 {}
     Ok(())
 }
 

@@ -1,16 +1,10 @@
 //! The HTTP door: plain requests by absolute target, and CONNECT. Messages are written anew, never forwarded as bytes, and
 //! each request on a connection is judged.
 
-use std::{
-    convert::Infallible,
-    future::poll_fn,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{convert::Infallible, future::poll_fn, sync::Arc};
 
 use bytes::Bytes;
-use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header, request, uri::PathAndQuery};
-use http_body::Body as _;
-use http_body_util::{BodyExt as _, Full};
+use http::{HeaderValue, Method, Request, Response, StatusCode, header, request, uri::PathAndQuery};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use sandbox_protocol::{door::DoorReason, metadata::door::OWN_NAME};
@@ -20,12 +14,15 @@ use tokio::{
 };
 
 use super::{
-    Visit, farewell,
+    Visit,
+    body::{Body, full},
+    farewell,
     gate::{Gate, Over},
-    guard::{self, FIELDS},
+    guard::FIELDS,
     intercept, last_word,
-    onward::{self, Asked, Body, Switched},
+    onward::{self, Asked},
     say, tunnel,
+    websocket::{self, Turnout},
 };
 use crate::{
     egress::Denial,
@@ -43,12 +40,12 @@ where
     T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     let visit = Arc::new(visit);
-    let switched = Arc::new(Mutex::new(None));
+    let turnout = Arc::new(Turnout::default());
     let serving = {
-        let (visit, switched) = (Arc::clone(&visit), Arc::clone(&switched));
+        let (visit, turnout) = (Arc::clone(&visit), Arc::clone(&turnout));
         service_fn(move |request| {
-            let (visit, switched) = (Arc::clone(&visit), Arc::clone(&switched));
-            Box::pin(async move { Ok::<_, Infallible>(answer(&visit, request, &switched).await) })
+            let (visit, turnout) = (Arc::clone(&visit), Arc::clone(&turnout));
+            Box::pin(async move { Ok::<_, Infallible>(answer(&visit, request, &turnout).await) })
         })
     };
     let mut connection = http1::Builder::new()
@@ -65,8 +62,11 @@ where
             Box::pin(connect_to(&visit, io, &early, &connect.target)).await;
         }
         (Ok(()), Some(Over::Upgrade)) => {
-            let switched = switched.lock().unwrap_or_else(PoisonError::into_inner).take();
-            Box::pin(switch(&visit, io, &early, switched)).await;
+            let run = websocket::run(&visit, io, &early, &turnout, |method, path| Seen::Request {
+                method,
+                path,
+            });
+            Box::pin(run).await;
         }
         (Ok(()), Some(Over::Bad(reason))) => {
             let denial = visit.refuse(reason, "");
@@ -111,44 +111,12 @@ where
     }
 }
 
-/// A request that switched to another protocol, with its origin's connection.
-struct Switch {
-    to: Switched<TcpStream>,
-    method: String,
-    path: String,
-}
-
-/// What follows a request for WebSocket: raw bytes where the origin agreed, and else nothing.
-async fn switch<T>(visit: &Visit, mut io: T, early: &[u8], switched: Option<Switch>)
-where
-    T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-{
-    let Some(Switch { to, method, path }) = switched else {
-        return farewell(io).await;
-    };
-    let seen = Seen::Request {
-        method: &method,
-        path: &path,
-    };
-    if say(&mut io, &to.early).await {
-        Box::pin(tunnel::run(visit, io, early, to.reached, seen)).await;
-    }
-}
-
-async fn answer(
-    visit: &Visit,
-    request: Request<Incoming>,
-    switched: &Mutex<Option<Switch>>,
-) -> Response<Body> {
-    let upgrades = asks_websocket(&request);
+async fn answer(visit: &Visit, request: Request<Incoming>, turnout: &Turnout<TcpStream>) -> Response<Body> {
+    let upgrades = websocket::asks(&request);
     // Whoever was not told to send a body may send it or not: nobody can say what comes next.
     let unread = onward::expects(request.headers(), request.version());
     let outcome = if upgrades {
-        let upgraded = Box::pin(upgrade(visit, request)).await;
-        upgraded.map(|(response, switch)| {
-            *switched.lock().unwrap_or_else(PoisonError::into_inner) = switch;
-            response
-        })
+        Box::pin(upgrade(visit, request, turnout)).await
     } else {
         Box::pin(pass(visit, request)).await
     };
@@ -161,18 +129,6 @@ async fn answer(
             .insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     response
-}
-
-fn full(bytes: Bytes) -> Body {
-    Full::new(bytes).map_err(|never| match never {}).boxed()
-}
-
-fn asks_websocket(request: &Request<Incoming>) -> bool {
-    let fields = request.headers().iter();
-    let fields = fields.map(|(name, value)| (name.as_str().as_bytes(), value.as_bytes()));
-    request.version() == Version::HTTP_11
-        && request.body().is_end_stream()
-        && guard::asks_websocket(request.method().as_str().as_bytes(), fields)
 }
 
 /// Method and path, for as long as the request is under way.
@@ -223,7 +179,8 @@ async fn pass(visit: &Visit, request: Request<Incoming>) -> Result<Response<Body
 async fn upgrade(
     visit: &Visit,
     request: Request<Incoming>,
-) -> Result<(Response<Body>, Option<Switch>), Denial> {
+    turnout: &Turnout<TcpStream>,
+) -> Result<Response<Body>, Denial> {
     let (parts, body) = request.into_parts();
     let (method, path) = method_and_path(&parts);
     let seen = Seen::Request {
@@ -238,12 +195,10 @@ async fn upgrade(
         keeps: None,
     };
     let (response, switched) = Box::pin(onward::upgrade(visit, reached, asked, parts, body)).await?;
-    let switch = switched.map(|to| Switch {
-        to,
-        method: method.to_string(),
-        path: path.to_string(),
-    });
-    Ok((response, switch))
+    if let Some(to) = switched {
+        turnout.put(to, method, path);
+    }
+    Ok(response)
 }
 
 /// What the door itself answers: the last denials, for a program that wants to know.

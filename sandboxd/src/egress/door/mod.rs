@@ -1,5 +1,6 @@
 //! What a guest's connection meets: who serves it, how it is refused, how it ends.
 
+mod body;
 pub mod dns;
 mod gate;
 pub mod guard;
@@ -14,12 +15,14 @@ mod say;
 pub mod socks5;
 mod splice;
 mod stream;
+mod taken;
 mod tap;
 #[cfg(test)]
 mod tests;
 mod tunnel;
 mod upload;
 mod upstream;
+mod websocket;
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,29 +1,22 @@
 //! A judged request on its way to its origin, and the origin's answer back. Both are written anew.
 
-use std::{
-    future::Future as _,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll, ready},
-};
+use std::sync::Arc;
 
-use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Version, header, request};
-use http_body::{Body as _, Frame, SizeHint};
-use http_body_util::{BodyExt as _, Empty, combinators::BoxBody};
+use http_body::Body as _;
 use hyper::{body::Incoming, ext::on_informational};
-use hyper_util::rt::TokioIo;
 use sandbox_protocol::door::DoorReason;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    time::{Instant, Sleep, sleep, timeout},
+    time::timeout,
 };
 
 use super::{
-    BODY, TUNNEL, Visit,
-    guard::WEBSOCKET,
-    upload::{Progress, Upload, is_last},
+    TUNNEL, Visit,
+    body::{Body, moving},
+    upload::{Progress, Upload},
     upstream::{Kept, Listening, Upstream},
+    websocket::{self, Switched},
 };
 use crate::{
     egress::{Denial, Given, Reached},
@@ -42,10 +35,6 @@ const HOP_BY_HOP: [HeaderName; 7] = [
 ];
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 const VIA: HeaderValue = HeaderValue::from_static("1.1 sandboxd");
-
-pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
-/// A body of an answer.
-pub(super) type Body = BoxBody<Bytes, BoxError>;
 
 /// What was asked for, as it was judged.
 #[derive(Debug, Clone, Copy)]
@@ -130,55 +119,22 @@ pub(super) async fn upgrade<T>(
 where
     T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let (address, target, is_direct) = (reached.address, reached.target.clone(), reached.is_direct);
     let refuse = |lost: Lost| asked.refuse(visit, &lost);
-    let mut request = written(
-        parts,
-        Upload::new(body, false),
-        asked.target,
-        reached.secret.clone(),
-    );
-    switches(request.headers_mut());
+    let secret = reached.secret.clone();
+    let mut request = written(parts, Upload::new(body, false), asked.target, secret);
+    websocket::write(request.headers_mut());
+    let place = reached.by(());
     let mut upstream = open(reached).await.map_err(refuse)?;
     let mut response = first_word(&mut upstream, request).await.map_err(refuse)?;
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
         let progress = Upload::none().progress();
         return Ok((back(response, upstream, progress, None), None));
     }
-    let agreed = response.headers().get(header::UPGRADE);
-    if !agreed.is_some_and(|protocol| protocol.as_bytes().eq_ignore_ascii_case(WEBSOCKET.as_bytes())) {
-        return Err(refuse(Lost::Unreadable));
-    }
-    let raw = hyper::upgrade::on(&mut response).await;
-    let raw = raw
-        .ok()
-        .and_then(|raw| raw.downcast::<TokioIo<Listening<T>>>().ok())
-        .ok_or_else(|| refuse(Lost::Unreadable))?;
-    let switched = Switched {
-        reached: Reached {
-            stream: raw.io.into_inner().into_inner(),
-            address,
-            target,
-            secret: None,
-            is_direct,
-        },
-        early: raw.read_buf,
-    };
-    let (mut parts, _none) = response.into_parts();
-    strip(&mut parts.headers);
-    parts.headers.append(header::VIA, VIA);
-    switches(&mut parts.headers);
-    let empty = Empty::new().map_err(|never| match never {}).boxed();
-    Ok((Response::from_parts(parts, empty), Some(switched)))
-}
-
-/// A connection that has left HTTP.
-#[derive(Debug)]
-pub(super) struct Switched<T> {
-    /// The origin.
-    pub(super) reached: Reached<T>,
-    /// What it said behind its answer.
-    pub(super) early: Bytes,
+    let switched = Switched::agreed(&mut response, &place, Listening::into_inner).await;
+    let switched = switched.ok_or_else(|| refuse(Lost::Unreadable))?;
+    let mut response = websocket::answer(response);
+    response.headers_mut().append(header::VIA, VIA);
+    Ok((response, Some(switched)))
 }
 
 /// A request as it goes on, written anew.
@@ -298,69 +254,16 @@ fn back(
                 .ok()
         })
         .flatten();
-    let body = Passing {
-        body,
-        unsent,
-        has_ended: false,
-        rests: Box::pin(sleep(BODY)),
-        upstream: Some(upstream),
-        progress,
-        keeps,
-    };
-    Response::from_parts(parts, body.boxed())
-}
-
-/// An origin's body on its way, given up when it rests for too long.
-struct Passing {
-    body: Incoming,
-    /// A length that is told of a body that is never sent: hyper would leave it out beside none.
-    unsent: Option<u64>,
-    has_ended: bool,
-    rests: Pin<Box<Sleep>>,
-    /// Its connection.
-    upstream: Option<Upstream>,
-    progress: Progress,
-    /// Where that goes when all was said, both ways.
-    keeps: Option<Arc<Kept>>,
-}
-
-impl Drop for Passing {
-    fn drop(&mut self) {
-        let is_over = self.has_ended || self.body.is_end_stream();
-        if let (Some(keeps), Some(upstream)) = (&self.keeps, self.upstream.take())
+    // Its connection stays until all was said, both ways, and goes to those that rest then.
+    let body = moving(body, unsent, move |is_over| {
+        if let Some(keeps) = keeps
             && is_over
-            && self.progress.is_whole()
+            && progress.is_whole()
         {
             keeps.put(upstream);
         }
-    }
-}
-
-impl http_body::Body for Passing {
-    type Data = Bytes;
-    type Error = BoxError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) {
-            self.rests.as_mut().reset(Instant::now() + BODY);
-            self.has_ended = is_last(frame.as_ref());
-            return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
-        }
-        ready!(self.rests.as_mut().poll(cx));
-        Poll::Ready(Some(Err("the origin rests".into())))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.unsent.is_none() && self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.unsent
-            .map_or_else(|| self.body.size_hint(), SizeHint::with_exact)
-    }
+    });
+    Response::from_parts(parts, body)
 }
 
 /// Removes what is about one connection: the fields known for it, and those that Connection names. Host and the lengths
@@ -391,12 +294,6 @@ fn is_coded(headers: &HeaderMap) -> bool {
     let codings = headers.get_all(header::TRANSFER_ENCODING);
     let mut codings = codings.iter().map(HeaderValue::as_bytes);
     codings.any(|coding| !coding.eq_ignore_ascii_case(b"chunked"))
-}
-
-/// Asks for WebSocket, or agrees to it.
-fn switches(headers: &mut HeaderMap) {
-    headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
-    headers.insert(header::UPGRADE, HeaderValue::from_static(WEBSOCKET));
 }
 
 /// Sets what the door decides: Host by the target that was judged.

@@ -9,7 +9,12 @@ use super::{BODY, FAREWELL};
 
 /// Says something to a client; false: it is gone, or takes nothing for as long as a body may rest.
 pub(super) async fn say<T: AsyncWrite + Unpin>(io: &mut T, bytes: &[u8]) -> bool {
-    matches!(timeout(BODY, io.write_all(bytes)).await, Ok(Ok(())))
+    let saying = async {
+        io.write_all(bytes).await?;
+        // It may be long until something follows.
+        io.flush().await
+    };
+    matches!(timeout(BODY, saying).await, Ok(Ok(())))
 }
 
 /// Says something and ends.

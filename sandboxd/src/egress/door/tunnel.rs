@@ -122,6 +122,7 @@ where
     W: AsyncWrite,
 {
     to.write_all(early).await?;
+    to.flush().await?;
     let mut buffer = vec![0; BUFFER];
     loop {
         let n = from.read(&mut buffer).await?;
@@ -129,6 +130,8 @@ where
             return to.shutdown().await;
         }
         to.write_all(buffer.get(..n).unwrap_or_default()).await?;
+        // TLS takes more than it has sent, and what comes next may wait for this.
+        to.flush().await?;
         moved.fetch_add(1, Ordering::Relaxed);
     }
 }

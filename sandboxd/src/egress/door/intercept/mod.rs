@@ -9,7 +9,6 @@
 //! Never inside: a byte that is passed on unseen; a way to go on with an origin that was not verified.
 //! Cancel safety: dropping a connection's future resets both of its sides and ends the tasks of its streams.
 
-mod body;
 mod error;
 mod hello;
 mod leaves;

@@ -1,12 +1,11 @@
 //! The origin's side: dialled by the one way, verified, and spoken to in what it chose.
 
 use std::{
-    net::SocketAddr,
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use http::{Request, Response};
+use http::{Request, Response, header};
 use hyper::{
     body::Incoming,
     client::conn::{http1, http2},
@@ -19,14 +18,13 @@ use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use super::{
     Interception,
-    body::Body,
     hello::{H2, HTTP_1},
     serve::Streams,
 };
 use crate::{
     egress::{
         Denial, Reached, Visit,
-        door::{HEAD_TIME, TUNNEL, guard::FIELDS},
+        door::{HEAD_TIME, TUNNEL, body::Body, guard::FIELDS},
     },
     policy::{Authority, Host, Seen},
 };
@@ -37,16 +35,16 @@ const FIELDS_MOST: u32 = 64 * 1024;
 const STREAM_WINDOW: u32 = 256 * 1024;
 const CONNECTION_WINDOW: u32 = 1024 * 1024;
 
+/// How an origin that proved itself is spoken to.
+pub(super) type Tls = TlsStream<TcpStream>;
+
 /// An origin that proved itself.
-pub(super) struct Origin {
-    tls: TlsStream<TcpStream>,
-    address: SocketAddr,
-}
+pub(super) struct Origin(Reached<Tls>);
 
 impl Origin {
     /// What it chose.
     pub(super) fn alpn(&self) -> Option<&'static [u8]> {
-        let (_, tls) = self.tls.get_ref();
+        let (_, tls) = self.0.stream.get_ref();
         match tls.alpn_protocol() {
             Some(H2) => Some(H2),
             Some(HTTP_1) => Some(HTTP_1),
@@ -69,12 +67,13 @@ pub(super) async fn dial(
         }
         Host::Address(address) => ServerName::IpAddress((*address).into()),
     };
-    let Reached { stream, address, .. } = Box::pin(visit.reach(target, Seen::Tunnel)).await?;
+    let reached = Box::pin(visit.reach(target, Seen::Tunnel)).await?;
+    let place = reached.by(());
     let mut config = means.client.clone();
     config.alpn_protocols = alpn;
-    let connecting = TlsConnector::from(Arc::new(config)).connect(name, stream);
+    let connecting = TlsConnector::from(Arc::new(config)).connect(name, reached.stream);
     match timeout(HEAD_TIME, connecting).await {
-        Ok(Ok(tls)) => Ok(Origin { tls, address }),
+        Ok(Ok(tls)) => Ok(Origin(place.by(tls))),
         Ok(Err(error)) => {
             tracing::debug!(%error, %target, "an origin did not prove itself");
             Err(refuse(DoorReason::UpstreamTls))
@@ -89,7 +88,7 @@ pub(super) type Driver = Pin<Box<dyn Future<Output = ()> + Send>>;
 /// Requests to an origin.
 pub(super) struct Requests {
     sender: Sender,
-    address: SocketAddr,
+    place: Reached<()>,
 }
 
 enum Sender {
@@ -102,6 +101,8 @@ enum Sender {
 struct Http1 {
     sender: Option<http1::SendRequest<Body>>,
     has_answered: bool,
+    /// It was asked to speak something else from here on, which is the last that it is asked.
+    is_leaving: bool,
 }
 
 /// Why there is no answer.
@@ -118,8 +119,8 @@ impl Requests {
     /// Begins to speak HTTP; the driver has to be polled for anything to move.
     pub(super) async fn begin(origin: Origin, streams: &Streams) -> Result<(Self, Driver), hyper::Error> {
         let is_h2 = origin.alpn() == Some(H2);
-        let Origin { tls, address } = origin;
-        let io = TokioIo::new(tls);
+        let place = origin.0.by(());
+        let io = TokioIo::new(origin.0.stream);
         if is_h2 {
             let mut http2 = http2::Builder::new(streams.clone());
             http2
@@ -129,19 +130,27 @@ impl Requests {
                 .max_header_list_size(FIELDS_MOST);
             let (sender, connection) = Box::pin(http2.handshake(io)).await?;
             let sender = Sender::Http2(sender);
-            return Ok((Self { sender, address }, driver(connection)));
+            return Ok((Self { sender, place }, driver(connection)));
         }
         let (sender, connection) = http1::Builder::new().max_headers(FIELDS).handshake(io).await?;
         let sender = Sender::Http1(Mutex::new(Http1 {
             sender: Some(sender),
-            has_answered: false,
+            ..Http1::default()
         }));
-        Ok((Self { sender, address }, driver(connection)))
+        Ok((Self { sender, place }, driver(connection.with_upgrades())))
     }
 
     /// Where they go.
-    pub(super) const fn address(&self) -> SocketAddr {
-        self.address
+    pub(super) const fn place(&self) -> &Reached<()> {
+        &self.place
+    }
+
+    /// Whether the end of the origin's HTTP is no loss: it was asked to speak something else.
+    pub(super) fn is_leaving(&self) -> bool {
+        match &self.sender {
+            Sender::Http1(one) => locked(one).is_leaving,
+            Sender::Http2(_) => false,
+        }
     }
 
     /// Whether they are of HTTP/2.
@@ -167,9 +176,9 @@ impl Requests {
                     .map_err(|_error| NoAnswer::Broken);
             }
         };
-        let lock = || one.lock().unwrap_or_else(PoisonError::into_inner);
         let (sender, has_answered) = {
-            let mut one = lock();
+            let mut one = locked(one);
+            one.is_leaving = request.headers().contains_key(header::UPGRADE);
             (one.sender.take(), one.has_answered)
         };
         // Where none was answered yet, that it closed is its answer.
@@ -187,11 +196,16 @@ impl Requests {
             Some(_unsent) => closed(),
             None => NoAnswer::Broken,
         })?;
-        let mut one = lock();
+        let mut one = locked(one);
         one.sender = Some(sender);
         one.has_answered = true;
         Ok(response)
     }
+}
+
+fn locked(one: &Mutex<Http1>) -> MutexGuard<'_, Http1> {
+    // Every change of it is whole.
+    one.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn driver<C>(connection: C) -> Driver

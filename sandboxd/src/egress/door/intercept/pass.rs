@@ -6,19 +6,22 @@ use http::{
     HeaderValue, Method, Request, Response, StatusCode, Uri, Version, header, request,
     uri::{PathAndQuery, Scheme},
 };
-use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use sandbox_protocol::door::DoorReason;
 
 use super::{
-    body::{Body, moving, took},
-    origin::{NoAnswer, Requests},
+    origin::{NoAnswer, Requests, Tls},
     serve::Busy,
 };
 use crate::{
     egress::{
         Denial, Visit,
-        door::onward::{BoxError, strip},
+        door::{
+            body::{Body, BoxError, full, moving},
+            onward::strip,
+            taken::took,
+            websocket::{self, Switched, Turnout},
+        },
     },
     policy::{Authority, Seen},
 };
@@ -33,6 +36,15 @@ pub(super) struct Inside {
     pub(super) target: Authority,
     /// The origin; or why there is none, which every request is answered.
     pub(super) origin: Result<Requests, Denial>,
+    /// Where its connection is when that is not HTTP any more.
+    pub(super) turnout: Turnout<Tls>,
+}
+
+impl Inside {
+    /// Whether the end of the origin's HTTP is no loss of it.
+    pub(super) fn is_leaving(&self) -> bool {
+        self.origin.as_ref().is_ok_and(Requests::is_leaving)
+    }
 }
 
 enum Refused {
@@ -54,14 +66,14 @@ pub(super) async fn answer(
     busy: Busy,
 ) -> Result<Response<Body>, BoxError> {
     let is_h2 = request.version() == Version::HTTP_2;
+    let upgrades = websocket::asks(&request);
     let mut response = match Box::pin(pass(&inside, request, busy)).await {
         Ok(response) => response,
-        Err(Refused::Denied(denial)) => denial
-            .response()
-            .map(|bytes| Full::new(bytes).map_err(|never| match never {}).boxed()),
+        Err(Refused::Denied(denial)) => denial.response().map(full),
         Err(Refused::Gone) => return Err("the origin closed its connection".into()),
     };
-    if !is_h2 && (inside.origin.is_err() || inside.visit.now().is_none()) {
+    let is_last = upgrades && response.status() != StatusCode::SWITCHING_PROTOCOLS;
+    if !is_h2 && (is_last || inside.origin.is_err() || inside.visit.now().is_none()) {
         response
             .headers_mut()
             .insert(header::CONNECTION, HeaderValue::from_static("close"));
@@ -75,7 +87,9 @@ async fn pass(inside: &Inside, request: Request<Incoming>, busy: Busy) -> Result
         visit,
         target,
         origin,
+        turnout,
     } = inside;
+    let upgrades = websocket::asks(&request);
     let (mut parts, body) = request.into_parts();
     let path = parts.uri.path_and_query().cloned();
     let path = path.unwrap_or_else(|| PathAndQuery::from_static("/"));
@@ -91,13 +105,16 @@ async fn pass(inside: &Inside, request: Request<Incoming>, busy: Busy) -> Result
         return Err(refuse(DoorReason::MethodNotAllowed).into());
     }
     let origin = origin.as_ref().map_err(Denial::clone)?;
-    let secret = visit.admit(target, seen, origin.address())?;
+    let secret = visit.admit(target, seen, origin.place().address)?;
     write_anew(&mut parts, path.clone(), target, origin.is_h2()).map_err(refuse)?;
+    if upgrades {
+        websocket::write(&mut parts.headers);
+    }
     // Behind all that a guest could name away, and in place of its own.
     if let Some(secret) = secret {
         secret.write(&mut parts.headers);
     }
-    let mut onwards = Request::new(moving(body, None));
+    let mut onwards = Request::new(moving(body, None, |_| {}));
     *onwards.method_mut() = parts.method;
     *onwards.uri_mut() = parts.uri;
     *onwards.version_mut() = if origin.is_h2() {
@@ -106,22 +123,29 @@ async fn pass(inside: &Inside, request: Request<Incoming>, busy: Busy) -> Result
         Version::HTTP_11
     };
     *onwards.headers_mut() = parts.headers;
-    let response = match origin.send(onwards).await {
+    let mut response = match origin.send(onwards).await {
         Ok(response) => response,
         Err(NoAnswer::Unsent) => return Err(Refused::Gone),
         Err(NoAnswer::Broken) => return Err(refuse(DoorReason::UpstreamProtocol).into()),
         Err(NoAnswer::Late) => return Err(refuse(DoorReason::DialTimeout).into()),
     };
-    // Nobody asked for another protocol.
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-        return Err(refuse(DoorReason::UpstreamProtocol).into());
+        let switched = if upgrades {
+            Switched::agreed(&mut response, origin.place(), |tls| tls).await
+        } else {
+            None
+        };
+        // Nobody asked for another protocol.
+        let switched = switched.ok_or_else(|| refuse(DoorReason::UpstreamProtocol))?;
+        turnout.put(switched, method, path);
+        return Ok(websocket::answer(response));
     }
     let (mut parts, body) = response.into_parts();
     strip(&mut parts.headers);
     if !origin.is_h2() {
         parts.version = Version::HTTP_11;
     }
-    Ok(Response::from_parts(parts, moving(body, Some(busy))))
+    Ok(Response::from_parts(parts, moving(body, None, |_| drop(busy))))
 }
 
 /// Whether a request is for what the tunnel was asked for, wherever it says so.

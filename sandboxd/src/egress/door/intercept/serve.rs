@@ -18,7 +18,7 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    body, farewell,
+    farewell,
     hello::H2,
     origin::{Driver, Origin, Requests},
     pass::{self, Inside},
@@ -31,10 +31,11 @@ use crate::{
             gate::{Gate, Over},
             guard::FIELDS,
             http::BUFFER,
-            last_word,
+            last_word, taken,
+            websocket::{self, Turnout},
         },
     },
-    policy::Authority,
+    policy::{Authority, Seen},
     tasks::Group,
 };
 
@@ -68,7 +69,7 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Streams {
             tokio::select! {
                 biased;
                 () = cut.cancelled() => {}
-                () = body::in_time(stream) => {}
+                () = taken::in_time(stream) => {}
             }
         });
     }
@@ -118,6 +119,7 @@ pub(super) async fn serve<T>(
         visit: Arc::clone(visit),
         target: target.clone(),
         origin,
+        turnout: Turnout::default(),
     });
     if is_h2 {
         Box::pin(h2(inside, tls, driver, streams)).await;
@@ -155,18 +157,27 @@ where
             biased;
             outcome = poll_fn(|cx| connection.poll_without_shutdown(cx)) => break outcome,
             () = &mut driver, if !is_lost => {
-                // What it still said is passed on; then the client is told as it would have been without us.
                 is_lost = true;
-                Pin::new(&mut connection).graceful_shutdown();
+                // What it still said is passed on; then the client is told as it would have been without us.
+                if !inside.is_leaving() {
+                    Pin::new(&mut connection).graceful_shutdown();
+                }
             }
         }
     };
-    let (io, _early, over) = connection.into_parts().io.into_inner().into_parts();
+    let (io, early, over) = connection.into_parts().io.into_inner().into_parts();
     let refused = match (outcome, over) {
         (Ok(()), Some(Over::Connect(_))) => DoorReason::BadTarget,
         (Ok(()), Some(Over::Bad(reason))) => reason,
-        // Nobody switches protocols inside: its request had its answer, and nothing behind it is read.
-        (Ok(()), Some(Over::End | Over::Upgrade) | None) => return farewell(io).await,
+        (Ok(()), Some(Over::Upgrade)) => {
+            let Inside { visit, turnout, .. } = &*inside;
+            let run = websocket::run(visit, io, &early, turnout, |method, path| Seen::Inside {
+                method,
+                path,
+            });
+            return Box::pin(run).await;
+        }
+        (Ok(()), Some(Over::End) | None) => return farewell(io).await,
         // Its answer was cut, or cannot be told any more: a reset says so.
         (Err(_broken), _) => return,
     };

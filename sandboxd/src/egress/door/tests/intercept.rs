@@ -24,7 +24,7 @@ use crate::{
 const DOORS: [DoorKind; 2] = [DoorKind::Http, DoorKind::Socks5];
 
 /// A rule that looks inside.
-fn inside(id: &str, host: &str, port: u16) -> RuleFields {
+pub(super) fn inside(id: &str, host: &str, port: u16) -> RuleFields {
     RuleFields {
         intercept: true,
         ..rule(id, host, &[port])
@@ -32,7 +32,7 @@ fn inside(id: &str, host: &str, port: u16) -> RuleFields {
 }
 
 /// A tunnel that stands.
-async fn open(bench: &Bench, kind: DoorKind, host: &str, port: u16) -> DuplexStream {
+pub(super) async fn open(bench: &Bench, kind: DoorKind, host: &str, port: u16) -> DuplexStream {
     let mut io = bench.connect(kind);
     match kind {
         DoorKind::Http => {
@@ -45,7 +45,7 @@ async fn open(bench: &Bench, kind: DoorKind, host: &str, port: u16) -> DuplexStr
 }
 
 /// The reasons of all denials so far.
-fn denials(bench: &Bench) -> Vec<DoorReason> {
+pub(super) fn denials(bench: &Bench) -> Vec<DoorReason> {
     let (decided, _, _) = bench.egress.decisions().read(Some(0));
     decided
         .iter()

@@ -10,6 +10,7 @@ use tokio::{
 
 use crate::egress::{
     DoorKind,
+    door::BODY,
     tests::{Bench, read_all, read_head, read_to, within},
 };
 
@@ -496,4 +497,32 @@ async fn http_connections_that_rest_are_few_and_rest_for_a_while() {
     for rest in &mut origins[6..] {
         gone(rest).await;
     }
+}
+
+#[tokio::test]
+async fn a_body_that_rests_for_too_long_is_given_up() {
+    let (bench, listener) = Bench::scripted().await;
+    let (mut io, mut origin) = asked(&bench, &listener, &head(&bench, "GET", "")).await;
+    read_head(&mut origin).await;
+    let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n";
+    origin.write_all(answer).await.unwrap();
+    read_head(&mut io).await;
+    let pass = async |time: Duration| {
+        tokio::time::pause();
+        tokio::time::advance(time).await;
+        tokio::time::resume();
+    };
+    // Each piece begins the time anew.
+    for piece in ["one", "two"] {
+        origin.write_all(piece.as_bytes()).await.unwrap();
+        assert_eq!(read_to(&mut io, piece).await, piece);
+        pass(BODY - Duration::from_secs(1)).await;
+    }
+    origin.write_all(b"3").await.unwrap();
+    assert_eq!(read_to(&mut io, "3").await, "3");
+    pass(BODY + Duration::from_secs(1)).await;
+    assert_eq!(read_all(&mut io).await, "", "its client is told by an early end");
+    let mut rest = Vec::new();
+    drop(within(origin.read_to_end(&mut rest)).await);
+    bench.quiet().await;
 }

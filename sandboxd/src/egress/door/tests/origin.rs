@@ -52,6 +52,11 @@ impl World {
         self.0.der().clone()
     }
 
+    /// What an origin of this CA serves TLS by.
+    pub(super) fn acceptor(&self, proof: Proof, alpn: &[&str]) -> TlsAcceptor {
+        TlsAcceptor::from(Arc::new(self.config(proof, alpn)))
+    }
+
     fn config(&self, proof: Proof, alpn: &[&str]) -> ServerConfig {
         let name = if proof == Proof::OtherName {
             "else.test"
@@ -97,7 +102,7 @@ impl TlsOrigin {
         let listener = TcpListener::bind("127.0.0.2:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         bench.open(port);
-        let acceptor = TlsAcceptor::from(Arc::new(world.config(proof, alpn)));
+        let acceptor = world.acceptor(proof, alpn);
         let origin = Self {
             port,
             seen: Arc::default(),

@@ -10,7 +10,10 @@ use tokio::io::{AsyncWriteExt as _, DuplexStream};
 use crate::{
     egress::{
         DoorKind, Visit,
-        door::onward::{self, Asked, Body},
+        door::{
+            body::Body,
+            onward::{self, Asked},
+        },
         tests::{Bench, read_all, rule, secret_terms, secrets, tunnel},
     },
     policy::{Authority, Layer, Mode, Opening, RuleFields, Seen},

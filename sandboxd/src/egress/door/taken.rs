@@ -1,30 +1,11 @@
-//! A body on its way, given up when it rests for too long; and the stream of HTTP/2 that it is the answer of, given up when
-//! nobody takes it for as long.
+//! A stream of HTTP/2 whose client takes nothing of its answer, given up as a body that rests is.
 
-use std::{
-    pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    task::{Context, Poll, ready},
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
 };
 
-use bytes::Bytes;
-use http_body::{Frame, SizeHint};
-use http_body_util::BodyExt as _;
-use hyper::body::Incoming;
-use tokio::time::{Instant, Sleep, sleep};
-
-use super::serve::Busy;
-use crate::egress::door::{
-    BODY,
-    onward::{self, BoxError},
-    tunnel::stalled,
-};
-
-/// A body, of a request or of an answer.
-pub(super) type Body = onward::Body;
+use super::{BODY, tunnel::stalled};
 
 tokio::task_local! {
     /// Counts up from an answer's head on, with each part of it that its client has room for.
@@ -50,51 +31,11 @@ pub(super) fn took() {
         .unwrap_or(());
 }
 
-/// A body that is given up when it rests for too long; `busy` holds until it is through.
-pub(super) fn moving(body: Incoming, busy: Option<Busy>) -> Body {
-    let moving = Moving {
-        body,
-        rests: Box::pin(sleep(BODY)),
-        _busy: busy,
-    };
-    moving.boxed()
-}
-
-struct Moving {
-    body: Incoming,
-    rests: Pin<Box<Sleep>>,
-    _busy: Option<Busy>,
-}
-
-impl http_body::Body for Moving {
-    type Data = Bytes;
-    type Error = BoxError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) {
-            self.rests.as_mut().reset(Instant::now() + BODY);
-            took();
-            return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
-        }
-        ready!(self.rests.as_mut().poll(cx));
-        Poll::Ready(Some(Err("the body rests".into())))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::future::pending;
+
+    use tokio::time::{Instant, sleep};
 
     use super::*;
 
