@@ -107,7 +107,7 @@ fn the_old_root_vouches_for_the_new_one_until_the_rotation_ends() {
     assert_eq!(chain(&dir), plain);
     let key = dir.key_file(old.fingerprint());
     let away = dir.path().join("away.key");
-    fs::rename(&key, &away).unwrap();
+    disk::rename_synced(&key, &away).unwrap();
     // Without the old root's key there is a rotation all the same, and a word of it.
     let rotated = dir.rotate(None, None, [7; 16], NOW).unwrap();
     assert!(rotated.changed && rotated.cross.is_none());
