@@ -163,7 +163,7 @@ async fn tls_ca_rotation() {
     let dir = tempfile::tempdir().unwrap();
     let world = world(dir.path()).await;
     let (dir, port) = (dir.path(), world.port());
-    let daemon = Setup::stub().warm(2).config(&config(&world, dir)).start().await;
+    let mut daemon = Setup::stub().warm(2).config(&config(&world, dir)).start().await;
     daemon.until_warm(2).await;
     let client = daemon.client().await;
 
@@ -214,7 +214,9 @@ async fn tls_ca_rotation() {
     }
 
     // Both roots; the old one signs until templates trust the new one.
-    assert_eq!(ca(dir, &["rotate"]).await["bundle"].as_array().unwrap().len(), 2);
+    let rotated = ca(dir, &["rotate"]).await;
+    assert_eq!(rotated["bundle"].as_array().unwrap().len(), 2);
+    assert!(rotated["cross"].is_string(), "{rotated}");
     client.node().reload().await.unwrap();
     assert_eq!(ask(&first, before.clone(), "GET", port).await, "HTTP/1.1 200 OK");
     ca(dir, &["issue-node"]).await;
@@ -229,14 +231,24 @@ async fn tls_ca_rotation() {
         assert_eq!(ask(sandbox, roots.clone(), "GET", port).await, "HTTP/1.1 200 OK");
     }
 
-    // The switch, and the old root's end.
+    // The switch: the old root vouches for the new one, also behind a restart.
     client.node().reload().await.unwrap();
-    assert_eq!(ask(&second, both.clone(), "GET", port).await, "HTTP/1.1 200 OK");
+    for _ in 0..2 {
+        for (sandbox, roots) in [(&first, &before), (&second, &both)] {
+            assert_eq!(ask(sandbox, roots.clone(), "GET", port).await, "HTTP/1.1 200 OK");
+        }
+        daemon.kill9().await;
+        daemon.start_again().await;
+    }
+    let client = daemon.client().await;
+    // The old root's end.
     ca(dir, &["rotate", "--finish"]).await;
     client.node().reload().await.unwrap();
     let third = client.claim("default").await.unwrap();
     assert_eq!(ask(&second, both, "GET", port).await, "HTTP/1.1 200 OK");
     assert_eq!(ask(&third, trust(dir), "GET", port).await, "HTTP/1.1 200 OK");
+    let said = ask(&first, before, "GET", port).await;
+    assert!(said.contains("UnknownIssuer"), "{said}");
     let checked = sandboxd(["ca", "check", "--config", daemon.config_file().to_str().unwrap()]).await;
     assert_eq!(checked.code, 0, "{} {}", checked.text(), checked.stderr);
     assert!(

@@ -110,6 +110,18 @@ impl Cert {
         mine.issuer() == others.subject() && mine.verify_signature(Some(others.public_key())).is_ok()
     }
 
+    /// Whether both are of one CA: its name and its key, whoever signed them.
+    pub(super) fn is_same_ca(&self, other: &Self) -> bool {
+        let mine = X509Certificate::from_der(&self.der);
+        let others = X509Certificate::from_der(&other.der);
+        let (Ok((_, mine)), Ok((_, others))) = (mine, others) else {
+            return false;
+        };
+        self.depth.is_some()
+            && mine.subject() == others.subject()
+            && mine.public_key().raw == others.public_key().raw
+    }
+
     /// Whether this is the public half of a key (the bytes of the point).
     pub(super) fn is_of_key(&self, public: &[u8]) -> bool {
         X509Certificate::from_der(&self.der)

@@ -2,7 +2,7 @@
 
 use std::{fs, io, os::unix::fs::MetadataExt as _, time::Duration};
 
-use super::{CaError, Cert, Dir, Fingerprint};
+use super::{Bundle, CaError, Cert, Dir, Fingerprint};
 use crate::clock::WallTime;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -83,6 +83,9 @@ impl Dir {
                 found.push(Finding::new(format!("{what} key"), Grade::Warn, said));
             }
         }
+        if bundle.roots().len() > 1 {
+            found.push(self.vouched(&bundle, now));
+        }
         match self.open(now) {
             Ok(None) => {
                 let said = "there is none, so this node looks into nothing: `sandboxd ca issue-node`";
@@ -112,6 +115,25 @@ impl Dir {
             }
         }
         found
+    }
+
+    /// Whether the old root of a rotation vouches for the new one.
+    fn vouched(&self, bundle: &Bundle, now: WallTime) -> Finding {
+        match self.cross(bundle, now) {
+            Ok(Some(cross)) => dated(
+                "cross.pem",
+                &cross,
+                INTERMEDIATE_SOON,
+                "end the rotation: `sandboxd ca rotate --finish`",
+                now,
+            ),
+            Ok(None) => {
+                let said = "there is none of these roots: guests that know the old root alone will not trust what the \
+                            new one signs: `sandboxd ca rotate --old-root-key FILE`";
+                Finding::new("cross.pem", Grade::Warn, said)
+            }
+            Err(error) => Finding::new("cross.pem", Grade::Fail, chain(&error)),
+        }
     }
 
     /// Whoever can write in the folder can put keys of his own there.

@@ -3,6 +3,7 @@
 //! ```text
 //! bundle.pem             roots that guests are to trust, newest first: the same on every node
 //! root-<8 digits>.key    a root's key, 0600: it belongs elsewhere
+//! cross.pem              in a rotation: the new root as the old one vouches for it, the same on every node
 //! node.pem               this node's intermediate and its key, 0600
 //! ```
 
@@ -42,6 +43,8 @@ pub struct Done {
     pub key: Option<PathBuf>,
     /// The roots of the bundle.
     pub bundle: Vec<Fingerprint>,
+    /// Where the cross-certificate lies; none: no rotation is under way, or none could be made.
+    pub cross: Option<PathBuf>,
 }
 
 /// What a node was issued.
@@ -122,21 +125,43 @@ impl Dir {
     pub fn init(&self, key: Option<PathBuf>, serial: [u8; 16], now: WallTime) -> Result<Done, CaError> {
         match self.bundle() {
             Ok(bundle) => Ok(unchanged(&bundle)),
-            Err(CaError::NoBundle { .. }) => self.add_root(Vec::new(), key, serial, now),
+            Err(CaError::NoBundle { .. }) => self.add_root(Vec::new(), key, None, serial, now),
             Err(error) => Err(error),
         }
     }
 
-    /// Makes a new root and puts it before the old one, unless both are there already.
+    /// Makes a new root and puts it before the old one, unless both are there already; and has the old one vouch for it,
+    /// unless it did. The old root's key is that of `old_key`, or the one beside the bundle; without any, guests that know
+    /// the old root alone will not trust what the new one signs.
     ///
     /// # Errors
-    /// [`CaError`]; a file that is there is never overwritten, but for the bundle, which grows.
-    pub fn rotate(&self, key: Option<PathBuf>, serial: [u8; 16], now: WallTime) -> Result<Done, CaError> {
+    /// [`CaError`]; a file that is there is never overwritten, but for the bundle, which grows, and a cross-certificate of
+    /// another rotation.
+    pub fn rotate(
+        &self,
+        key: Option<PathBuf>,
+        old_key: Option<&Path>,
+        serial: [u8; 16],
+        now: WallTime,
+    ) -> Result<Done, CaError> {
         let bundle = self.bundle()?;
-        if bundle.roots.len() > 1 {
-            return Ok(unchanged(&bundle));
+        let (newest, old) = match bundle.roots() {
+            [newest, old, ..] => (newest, old),
+            [old, ..] => {
+                let old_key = self.old_key(old, old_key)?;
+                return self.add_root(bundle.roots, key, old_key, serial, now);
+            }
+            [] => return Err(CaError::NoBundle { dir: self.0.clone() }),
+        };
+        let mut done = unchanged(&bundle);
+        done.cross = self.cross(&bundle, now)?.map(|_cross| self.cross_file());
+        if done.cross.is_none()
+            && let Some(old_key) = self.old_key(old, old_key)?
+        {
+            self.write_cross(newest, old, old_key, serial, now)?;
+            (done.changed, done.cross) = (true, Some(self.cross_file()));
         }
-        self.add_root(bundle.roots, key, serial, now)
+        Ok(done)
     }
 
     /// Drops all roots but the newest.
@@ -156,6 +181,7 @@ impl Dir {
         }
         bundle.roots.truncate(1);
         self.write_bundle(&bundle)?;
+        self.drop_cross()?;
         Ok(Done {
             changed: true,
             ..unchanged(&bundle)
@@ -166,6 +192,7 @@ impl Dir {
         &self,
         mut roots: Vec<Cert>,
         key: Option<PathBuf>,
+        old_key: Option<KeyPair>,
         serial: [u8; 16],
         now: WallTime,
     ) -> Result<Done, CaError> {
@@ -181,12 +208,19 @@ impl Dir {
         // The key first: a root whose key is lost would have to be rotated away.
         let text = Zeroizing::new(made.key.serialize_pem());
         write(&path, text.as_bytes(), 0o600)?;
+        // Then what nothing looks at without the bundle.
+        let mut cross = None;
+        if let (Some(old), Some(old_key)) = (roots.first(), old_key) {
+            self.write_cross(&made.cert, old, old_key, serial, now)?;
+            cross = Some(self.cross_file());
+        }
         roots.insert(0, made.cert);
         let bundle = Bundle { roots };
         self.write_bundle(&bundle)?;
         Ok(Done {
             changed: true,
             key: Some(path),
+            cross,
             ..unchanged(&bundle)
         })
     }
@@ -303,11 +337,15 @@ impl Dir {
             });
         }
         let issuer = rcgen::Issuer::from_ca_cert_der(cert.der(), key).map_err(CaError::Make)?;
+        // It leads from the newest root alone.
+        let is_newest = bundle.fingerprints().first() == Some(&root);
+        let cross = self.cross(&bundle, now)?.filter(|_| is_newest);
         Ok(Some(Node {
             issuer,
             intermediate: cert,
             root,
             bundle,
+            cross,
         }))
     }
 }
@@ -319,24 +357,25 @@ fn unchanged(bundle: &Bundle) -> Done {
         root: prints.first().copied().unwrap_or_else(|| Fingerprint::of(&[])),
         key: None,
         bundle: prints,
+        cross: None,
     }
 }
 
-fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), CaError> {
+pub(super) fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), CaError> {
     disk::write_atomic(path, bytes, mode).map_err(|source| CaError::Unwritten {
         path: path.to_owned(),
         source,
     })
 }
 
-fn text(path: &Path) -> io::Result<Vec<u8>> {
+pub(super) fn text(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(MOST).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
 /// Reads a file that holds a key: nobody else may read it, or have put it there.
-fn secret(path: &Path) -> Result<Zeroizing<Vec<u8>>, CaError> {
+pub(super) fn secret(path: &Path) -> Result<Zeroizing<Vec<u8>>, CaError> {
     let unread = |source| CaError::Unread {
         path: path.to_owned(),
         source,
@@ -380,7 +419,7 @@ fn secret(path: &Path) -> Result<Zeroizing<Vec<u8>>, CaError> {
     Ok(bytes)
 }
 
-fn read_key(path: &Path, pem: &[u8]) -> Result<KeyPair, CaError> {
+pub(super) fn read_key(path: &Path, pem: &[u8]) -> Result<KeyPair, CaError> {
     let damaged = |why: String| CaError::Damaged {
         path: path.to_owned(),
         why,

@@ -82,6 +82,12 @@ pub enum CaError {
         "the node's intermediate is of the old root still: issue another with `sandboxd ca issue-node` first"
     )]
     StillUsed,
+    /// A root that allows no cross-certificate below it.
+    #[error("root {} allows one certificate below it, which is the intermediate: it cannot vouch for another root", root.short())]
+    Shallow {
+        /// The root.
+        root: Fingerprint,
+    },
     /// A certificate cannot be made.
     #[error("a certificate cannot be made")]
     Make(#[source] rcgen::Error),

@@ -39,7 +39,7 @@ impl LeafKey {
 /// A certificate of one host.
 #[derive(Debug, Clone)]
 pub struct Leaf {
-    /// It, and the intermediate that signed it.
+    /// It, the intermediate that signed it, and in a rotation the cross-certificate above that.
     pub chain: Vec<CertificateDer<'static>>,
     /// From when another one is to be made.
     pub renew_at: WallTime,
@@ -62,7 +62,7 @@ impl Node {
         let leaf = params.signed_by(&key.0, &self.issuer).map_err(CaError::Make)?;
         let left = to.as_micros().saturating_sub(now.as_micros());
         Ok(Leaf {
-            chain: vec![leaf.der().clone(), self.der().clone()],
+            chain: std::iter::once(leaf.der().clone()).chain(self.above()).collect(),
             renew_at: now.plus(Duration::from_micros(left / 2)),
         })
     }

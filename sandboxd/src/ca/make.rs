@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose,
-    PKCS_ECDSA_P256_SHA256, SerialNumber,
+    PKCS_ECDSA_P256_SHA256, SerialNumber, SubjectPublicKeyInfo,
 };
 use time::OffsetDateTime;
+
+use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use super::{CaError, Cert};
 use crate::clock::WallTime;
@@ -14,6 +16,8 @@ use crate::clock::WallTime;
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// How long a root holds.
 const ROOT: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
+/// Certificates that may stand between a root and a leaf: an intermediate, and in a rotation the cross-certificate above it.
+pub(super) const ROOT_DEPTH: u8 = 2;
 /// How long an intermediate holds.
 pub(super) const INTERMEDIATE: Duration = DAY.saturating_mul(90);
 /// How far back a new certificate holds: clocks of guests differ.
@@ -81,13 +85,30 @@ pub(super) fn root(serial: [u8; 16], now: WallTime) -> Result<Made, CaError> {
     // No two roots of a bundle have one name: programs that look an issuer up by name find the right one.
     let name = format!("sandboxd root {a:02x}{b:02x}{c:02x}{d:02x}");
     let mut params = params(&name, serial, before(now, BACK), now.plus(ROOT))?;
-    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(1));
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(ROOT_DEPTH));
     params.key_usages = sign_certs();
     let cert = params.self_signed(&key).map_err(CaError::Make)?;
     Ok(Made {
         cert: read(&cert)?,
         key,
     })
+}
+
+/// A cross-certificate of a root by another.
+pub(super) fn cross(
+    root: &Cert,
+    issuer: &Issuer<'_, KeyPair>,
+    until: WallTime,
+    serial: [u8; 16],
+    now: WallTime,
+) -> Result<Cert, CaError> {
+    let unreadable = || CaError::Make(rcgen::Error::CouldNotParseCertificate);
+    let (_, x509) = X509Certificate::from_der(root.der()).map_err(|_unreadable| unreadable())?;
+    let key = SubjectPublicKeyInfo::from_der(x509.public_key().raw).map_err(CaError::Make)?;
+    let mut params = params(root.name(), serial, before(now, BACK), until)?;
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(1));
+    params.key_usages = sign_certs();
+    read(&params.signed_by(&key, issuer).map_err(CaError::Make)?)
 }
 
 /// An intermediate of a node, which signs leaves alone, and ends with its root at the latest.

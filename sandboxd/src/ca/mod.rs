@@ -3,7 +3,8 @@
 //!
 //! The root's key signs intermediates and nothing else, so that it can lie elsewhere. A node has `bundle.pem`, the roots
 //! that its guests are to trust, newest first, and `node.pem`, its intermediate with the key in one file, so that one
-//! rename changes both. Without `node.pem` a node looks into nothing.
+//! rename changes both. While roots rotate, `cross.pem` has the old one vouch for the new one. Without `node.pem` a node
+//! looks into nothing.
 //!
 //! May call: disk, clock, policy.
 //! Never inside: TLS itself; a certificate for what no rule looks into; a key in a log, an error or a `Debug`.
@@ -11,6 +12,7 @@
 
 mod cert;
 mod check;
+mod cross;
 mod dir;
 mod error;
 mod fingerprint;
@@ -65,6 +67,8 @@ pub struct Node {
     intermediate: Cert,
     root: Fingerprint,
     bundle: Bundle,
+    /// Shown with each leaf, for guests that know the root of before alone.
+    cross: Option<Cert>,
 }
 
 impl Node {
@@ -92,8 +96,10 @@ impl Node {
         self.intermediate.not_after()
     }
 
-    const fn der(&self) -> &CertificateDer<'static> {
-        self.intermediate.der()
+    /// What a leaf is shown with.
+    fn above(&self) -> impl Iterator<Item = CertificateDer<'static>> {
+        let certs = std::iter::once(&self.intermediate).chain(&self.cross);
+        certs.map(|cert| cert.der().clone())
     }
 }
 

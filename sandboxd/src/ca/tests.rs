@@ -68,10 +68,10 @@ fn commands_repeat_safely_and_overwrite_nothing() {
 fn a_rotation_goes_step_by_step() {
     let (_temp, dir) = made();
     let old = dir.open(NOW).unwrap().unwrap().root();
-    let rotated = dir.rotate(None, [7; 16], NOW).unwrap();
+    let rotated = dir.rotate(None, None, [7; 16], NOW).unwrap();
     assert!(rotated.changed && rotated.root != old);
     assert_eq!(rotated.bundle, [rotated.root, old]);
-    assert!(!dir.rotate(None, [8; 16], NOW).unwrap().changed);
+    assert!(!dir.rotate(None, None, [8; 16], NOW).unwrap().changed);
     // The intermediate stays what it was until another is issued.
     let node = dir.open(NOW).unwrap().unwrap();
     assert_eq!((node.root(), node.bundle().roots().len()), (old, 2));
@@ -81,6 +81,93 @@ fn a_rotation_goes_step_by_step() {
     assert_eq!(dir.finish().unwrap().bundle, [rotated.root]);
     assert!(!dir.finish().unwrap().changed);
     assert_eq!(dir.open(NOW).unwrap().unwrap().root(), rotated.root);
+}
+
+/// Depth of each certificate that a leaf is shown with.
+fn chain(dir: &Dir) -> Vec<Option<cert::Depth>> {
+    let (node, key) = (dir.open(NOW).unwrap().unwrap(), LeafKey::new().unwrap());
+    let leaf = node
+        .leaf(&Host::parse("a.test").unwrap(), &key, [3; 16], NOW)
+        .unwrap();
+    let certs: Vec<Cert> = leaf
+        .chain
+        .into_iter()
+        .map(|der| Cert::new(der).unwrap())
+        .collect();
+    assert!(certs.windows(2).all(|pair| pair[0].is_signed_by(&pair[1])));
+    certs.iter().map(Cert::depth).collect()
+}
+
+#[test]
+fn the_old_root_vouches_for_the_new_one_until_the_rotation_ends() {
+    use cert::Depth::Most;
+    let (_temp, dir) = made();
+    let old = dir.bundle().unwrap().roots()[0].clone();
+    let plain = vec![None, Some(Most(0))];
+    assert_eq!(chain(&dir), plain);
+    let key = dir.key_file(old.fingerprint());
+    let away = dir.path().join("away.key");
+    disk::rename_synced(&key, &away).unwrap();
+    // Without the old root's key there is a rotation all the same, and a word of it.
+    let rotated = dir.rotate(None, None, [7; 16], NOW).unwrap();
+    assert!(rotated.changed && rotated.cross.is_none());
+    let told = dir.check(&[], NOW);
+    assert!(grades(&told).contains(&("cross.pem", Grade::Warn)), "{told:#?}");
+    let wrong = dir.rotate(None, Some(&rotated.key.unwrap()), [8; 16], NOW);
+    assert!(matches!(wrong, Err(CaError::OtherKey { root, .. }) if root == old.fingerprint()));
+    assert!(!dir.cross_file().exists());
+    let vouched = dir.rotate(None, Some(&away), [8; 16], NOW).unwrap();
+    assert!(vouched.changed && vouched.cross.as_ref() == Some(&dir.cross_file()));
+    let again = dir.rotate(None, Some(&away), [9; 16], NOW).unwrap();
+    assert!(!again.changed && again.cross == vouched.cross);
+    let told = dir.check(&[], NOW);
+    assert!(grades(&told).contains(&("cross.pem", Grade::Ok)), "{told:#?}");
+    // It is shown with what the new root signs, and the old root's needs none.
+    assert_eq!(chain(&dir), plain);
+    dir.issue_node(None, "n", false, [9; 16], NOW).unwrap();
+    assert_eq!(chain(&dir), [None, Some(Most(0)), Some(Most(1))]);
+    let cross = dir.cross(&dir.bundle().unwrap(), NOW).unwrap().unwrap();
+    assert!(cross.is_signed_by(&old) && cross.not_after() == old.not_after());
+    // One that is no certificate is a fault; one of other roots, or that has ended, is left aside.
+    let text = fs::read_to_string(dir.cross_file()).unwrap();
+    disk::write_atomic(
+        &dir.cross_file(),
+        b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+        0o644,
+    )
+    .unwrap();
+    assert!(matches!(dir.open(NOW), Err(CaError::Damaged { path, .. }) if path == dir.cross_file()));
+    let newest = dir.bundle().unwrap().roots()[0].clone();
+    for other in [&old, &newest] {
+        disk::write_atomic(&dir.cross_file(), other.pem().as_bytes(), 0o644).unwrap();
+        assert_eq!(chain(&dir), plain);
+    }
+    disk::write_atomic(&dir.cross_file(), text.as_bytes(), 0o644).unwrap();
+    let bundle = dir.bundle().unwrap();
+    assert!(dir.cross(&bundle, old.not_after().plus(DAY)).unwrap().is_none());
+    dir.finish().unwrap();
+    assert!(!dir.cross_file().exists());
+    assert_eq!(chain(&dir), plain);
+    // A rotation at once, with the key beside the bundle.
+    let rotated = dir.rotate(None, None, [10; 16], NOW).unwrap();
+    assert_eq!(rotated.cross, Some(dir.cross_file()));
+}
+
+#[test]
+fn a_root_that_allows_one_certificate_below_it_vouches_for_none() {
+    let temp = tempfile::tempdir().unwrap();
+    let dir = Dir::new(temp.path().to_owned());
+    let key = make::key().unwrap();
+    let mut params = make::params("old", [1; 16], NOW, NOW.plus(DAY * 900)).unwrap();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Constrained(1));
+    let old = Cert::new(params.self_signed(&key).unwrap().der().clone()).unwrap();
+    disk::write_atomic(&dir.bundle_file(), old.pem().as_bytes(), 0o644).unwrap();
+    let path = dir.key_file(old.fingerprint());
+    disk::write_atomic(&path, key.serialize_pem().as_bytes(), 0o600).unwrap();
+    let told = dir.rotate(None, Some(&path), [7; 16], NOW);
+    assert!(matches!(told, Err(CaError::Shallow { root }) if root == old.fingerprint()));
+    assert_eq!(dir.bundle().unwrap().roots().len(), 1, "nothing was made");
+    assert_eq!(dir.rotate(None, None, [7; 16], NOW).unwrap().cross, None);
 }
 
 #[test]
@@ -137,6 +224,10 @@ fn check_tells_chain_dates_modes_and_templates() {
     assert!(grades(&late).contains(&("node.pem", Grade::Warn)), "{late:#?}");
     let late = dir.check(&[], NOW.plus(DAY * 100));
     assert!(grades(&late).contains(&("node.pem", Grade::Fail)), "{late:#?}");
+    for (years, grade) in [(9, Grade::Ok), (10, Grade::Warn), (11, Grade::Fail)] {
+        let late = dir.check(&[], NOW.plus(DAY * 365 * years - DAY * 100));
+        assert!(grades(&late).contains(&("root", grade)), "{years}: {late:#?}");
+    }
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
     assert_eq!(dir.check(&[], NOW)[0].grade, Grade::Fail);
 }

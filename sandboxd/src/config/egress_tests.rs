@@ -255,6 +255,11 @@ rules = [
         .iter()
         .map(|mistake| format!("{} {}", mistakes.place(mistake).0, mistake.key))
         .collect();
+    let text = mistakes.to_string();
+    assert!(
+        text.contains("\"login\" is for upstream proxies: it has no header"),
+        "{text}"
+    );
     let expected = [
         "1 pool.web.upstream",
         "3 egress.default_upstream",

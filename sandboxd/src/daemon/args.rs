@@ -124,6 +124,10 @@ pub enum Ca {
         /// Where the new root's key is put; beside the bundle unless given.
         #[arg(long, value_name = "FILE", conflicts_with = "finish")]
         root_key: Option<PathBuf>,
+        /// The old root's key, by which it vouches for the new one to guests that know it alone; the one beside the bundle
+        /// unless given.
+        #[arg(long, value_name = "FILE", conflicts_with = "finish")]
+        old_root_key: Option<PathBuf>,
         /// Drop the old root instead.
         #[arg(long)]
         finish: bool,
@@ -419,6 +423,7 @@ mod tests {
             "sandboxd ca show --json",
             "sandboxd ca check",
             "sandboxd ca rotate --finish",
+            "sandboxd ca rotate --root-key N --old-root-key O",
             "sandboxd token new --name ci",
             "sandboxd --json token new --name ci --role tenant --tenant acme",
         ] {
@@ -435,6 +440,7 @@ mod tests {
             "sandboxd net",
             "sandboxd ca",
             "sandboxd ca rotate --finish --root-key K",
+            "sandboxd ca rotate --finish --old-root-key K",
             "sandboxd net purge --namespace N",
             "sandboxd net prepare --config /x --namespace n",
             "sandboxd token new --name Bad",

@@ -52,10 +52,11 @@ pub(super) fn ca(command: Ca, printer: Printer) -> ExitCode {
         Ca::Show { .. } => show(&dir),
         Ca::Rotate {
             root_key,
+            old_root_key,
             finish: false,
             ..
         } => dir
-            .rotate(root_key, random::bytes(), now)
+            .rotate(root_key, old_root_key.as_deref(), random::bytes(), now)
             .map(|done| rotated(&dir, &done)),
         Ca::Rotate { finish: true, .. } => dir.finish().map(|done| finished(&done)),
         Ca::Check { .. } => return check(&dir, &templates, now, printer),
@@ -122,12 +123,27 @@ fn issued_text(dir: &Dir, issued: &Issued) -> (Value, String) {
 }
 
 fn rotated(dir: &Dir, done: &Done) -> (Value, String) {
-    let value =
-        json!({ "changed": done.changed, "root": done.root, "bundle": done.bundle, "root_key": done.key });
+    let value = json!({
+        "changed": done.changed, "root": done.root, "bundle": done.bundle, "root_key": done.key, "cross": done.cross,
+    });
+    let (vouched, files) = match &done.cross {
+        Some(cross) => (
+            format!("{}: the old root vouches for the new one", cross.display()),
+            "bundle.pem and cross.pem",
+        ),
+        None => (
+            "the old root does not vouch for the new one: sandboxes that know it alone have to end before the \
+             intermediate changes (`--old-root-key FILE` spares that)"
+                .to_owned(),
+            "bundle.pem",
+        ),
+    };
     let text = match &done.key {
-        None => "a rotation is under way: the bundle holds the new root and the old one".to_owned(),
+        None => {
+            format!("a rotation is under way: the bundle holds the new root and the old one\n  {vouched}")
+        }
         Some(key) => format!(
-            "new root {}, before the old one in {}\n  its key: {}, to be kept offline\nNow: copy bundle.pem to every node, reload, build templates anew; then `sandboxd ca issue-node` and reload; \
+            "new root {}, before the old one in {}\n  its key: {}, to be kept offline\n  {vouched}\nNow: copy {files} to every node, reload, build templates anew; then `sandboxd ca issue-node` and reload; \
              after the last old sandbox `sandboxd ca rotate --finish` and reload",
             done.root,
             dir.bundle_file().display(),

@@ -368,11 +368,30 @@ fn a_tunnel_is_looked_into_where_the_deciding_rule_of_any_side_asks_for_it() {
 }
 
 #[test]
+fn no_secret_is_a_field_that_frames_or_leads_a_request() {
+    for (name, may_be) in [
+        ("authorization", true),
+        ("x-api-key", true),
+        ("host", false),
+        ("content-length", false),
+        ("connection", false),
+        ("te", false),
+        ("keep-alive", false),
+        ("proxy-connection", false),
+    ] {
+        assert_eq!(may_be_secret(&name.parse().unwrap()), may_be, "{name}");
+    }
+}
+
+#[test]
 fn a_denial_of_some_requests_is_not_walked_round_by_a_tunnel() {
     let mut no = rule("no", Effect::Deny, &["a.b"]);
     no.intercept = true;
     no.paths = vec!["/admin".into()];
-    let sides = sides(layer(vec![no, allow("yes", &["a.b"])]));
+    assert!(!layer(vec![allow("yes", &["a.b"])]).looks_inside());
+    let looking = layer(vec![no, allow("yes", &["a.b"])]);
+    assert!(looking.looks_inside());
+    let sides = sides(looking);
     let asked = target("a.b:443");
     let decision = decide(&sides, &asked, Seen::Tunnel);
     assert!(decision.denial().is_none() && decision.looks_inside());

@@ -622,16 +622,29 @@ async fn tls_ca_rotation_at_the_door() {
     };
     let old = inspected.trust();
     let ca = inspected.ca();
-    ca.rotate(None, crate::random::bytes(), now).unwrap();
+    ca.rotate(None, None, crate::random::bytes(), now).unwrap();
     let amid = inspected.trust();
     inspected.load(&bench);
     assert!(works(old.clone()).await && works(amid.clone()).await);
     ca.issue_node(None, "bench", false, crate::random::bytes(), now)
         .unwrap();
     inspected.load(&bench);
-    // Those from before are to be gone by now: they do not trust what they are shown, and nothing passes.
-    assert!(!works(old).await && works(amid.clone()).await);
+    // Those from before know the old root alone, which vouches for the new one.
+    let new = || {
+        let mut roots = RootCertStore::empty();
+        roots.add(ca.bundle().unwrap().roots()[0].der().clone()).unwrap();
+        roots
+    };
+    assert!(works(old.clone()).await && works(amid.clone()).await && works(new()).await);
+    // Where it cannot, they do not trust what they are shown, and nothing passes.
+    let cross = std::fs::read(ca.cross_file()).unwrap();
+    std::fs::remove_file(ca.cross_file()).unwrap();
+    inspected.load(&bench);
+    assert!(!works(old.clone()).await && works(amid.clone()).await && works(new()).await);
+    crate::disk::write_atomic(&ca.cross_file(), &cross, 0o644).unwrap();
+    inspected.load(&bench);
+    assert!(works(old.clone()).await);
     ca.finish().unwrap();
     inspected.load(&bench);
-    assert!(works(amid).await && works(inspected.trust()).await);
+    assert!(!works(old).await && works(amid).await && works(new()).await);
 }
