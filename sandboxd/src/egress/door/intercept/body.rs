@@ -46,7 +46,9 @@ pub(super) async fn in_time(stream: impl Future<Output = ()>) {
 pub(super) fn took() {
     // In HTTP/1 the connection itself looks after that.
     TAKEN
-        .try_with(|taken| drop(taken.fetch_add(1, Ordering::Relaxed)))
+        .try_with(|taken| {
+            taken.fetch_add(1, Ordering::Relaxed);
+        })
         .unwrap_or(());
 }
 
