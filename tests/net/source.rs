@@ -18,9 +18,9 @@ use crate::{
 };
 
 /// Ports that the namespace has for dials, and tunnels that stand at once: half of them by each door, for their guests need
-/// ports too.
-const PORTS: usize = 8;
-const TUNNELS: usize = 12;
+/// ports too, and the doors four.
+const PORTS: usize = 16;
+const TUNNELS: usize = 20;
 const SOURCE: [u8; 4] = [127, 0, 0, 50];
 
 async fn tunnel(at: SocketAddr, target: &str) -> (String, TcpStream) {
@@ -48,9 +48,9 @@ async fn many_stand() {
     let allowed: Vec<&str> = targets.iter().map(String::as_str).collect();
     let origin = TcpListener::bind(("0.0.0.0", PORT)).await.unwrap();
     let doors = [door(&egress, &allowed), door(&egress, &allowed)];
+    let at = [listen(&doors[0]), listen(&doors[1])];
     let mut standing = Vec::new();
-    for (door, targets) in doors.iter().zip(allowed.chunks(TUNNELS / 2)) {
-        let at = listen(door);
+    for (at, targets) in at.into_iter().zip(allowed.chunks(TUNNELS / 2)) {
         for target in targets {
             let (said, guest) = tunnel(at, target).await;
             assert_eq!(said, "HTTP/1.1 200 Connection established", "{target}");

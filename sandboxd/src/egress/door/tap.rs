@@ -46,7 +46,7 @@ impl Door {
         self.set_guarded();
         for (kind, listener) in both {
             // What is accepted has it from its listener. It is a hint.
-            drop(set_tcp_nodelay(&listener, true));
+            set_tcp_nodelay(&listener, true).unwrap_or(());
             let (door, group) = (self.clone(), self.group().clone());
             self.group().spawn("door listener", async move {
                 tokio::select! {
