@@ -8,15 +8,13 @@ mod common;
 use std::os::unix::process::ExitStatusExt as _;
 
 use bytes::Bytes;
-use common::{Guest, Host, PATIENCE, Prefixed, Running, fresh_nonce, read_hello, reason, renewal, within};
+use common::{Guest, Host, PATIENCE, Running, reason, refusing, renewal, within};
 use futures_util::StreamExt as _;
 use sandbox_protocol::v1::{
     AgentState, ControlAdoptRequest, ControlClockRequest, ControlEventsRequest, ControlPowerOffRequest,
     ControlRenewRequest, ControlResumeRequest, ControlSetClaimRequest, DoorsSaid, EnvVar,
     control_event::Event, control_quiesce_request::Mode as Rest, control_renew_request::Mode,
 };
-use sandbox_protocol::{link::encode_break, metadata::door};
-use tokio::{io::AsyncWriteExt as _, net::UnixStream};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn gate_shut_until_renewed() {
@@ -83,29 +81,6 @@ async fn renew_twice_same_id_is_one() {
     let second = within(host.renew(Mode::Clone, "b")).await.unwrap();
     assert_eq!(second.generation, 2);
     assert_ne!(guest.read("etc/machine-id"), id);
-}
-
-/// A host's end of the doors, which refuses whatever comes; its orders are those of a host that has armed nothing.
-async fn refusing(socket: std::path::PathBuf) {
-    let mut stream = UnixStream::connect(socket).await.unwrap();
-    let nonce = fresh_nonce();
-    stream.write_all(&encode_break(nonce)).await.unwrap();
-    let (_hello, first) = read_hello(&mut stream, nonce).await;
-    let mut connection = h2::server::handshake(Prefixed { first, stream }).await.unwrap();
-    while let Some(Ok((request, mut respond))) = connection.accept().await {
-        let words: &[u8] = match request.uri().to_string().as_str() {
-            door::HTTP => b"HTTP/1.1 403 not_armed\r\n\r\n",
-            door::SOCKS5 => &[5, 0xff],
-            other => panic!("{other}"),
-        };
-        let mut send = respond.send_response(http::Response::new(()), false).unwrap();
-        send.send_data(Bytes::copy_from_slice(words), true).unwrap();
-        // A body that is dropped before its end resets the stream.
-        let mut body = request.into_body();
-        drop(tokio::spawn(async move {
-            while let Some(Ok(_)) = body.data().await {}
-        }));
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]

@@ -50,7 +50,7 @@ async fn the_local_agent_answers_all() {
     let host = Clock::host();
     let link = local(&host);
     let ((), counts) = work::traced(async {
-        let renewed = renew(&link, spec(), &host).await.unwrap();
+        let renewed = Box::pin(renew(&link, spec(), &host)).await.unwrap();
         assert_eq!(renewed.generation, 1);
     })
     .await;

@@ -283,7 +283,7 @@ async fn a_probe_tells_what_both_doors_say_by_the_card() {
     let probe = listeners.probe(doors.clone());
     let listening = crate::tasks::spawn(doors.listen(listeners).unwrap());
     // The beginning of each is told.
-    assert_eq!(within(probe.ask()).await, said(&[b'x'; 64], &[5, 0xff]));
+    assert_eq!(within(Box::pin(probe.ask())).await, said(&[b'x'; 64], &[5, 0xff]));
     listening.abort();
 }
 

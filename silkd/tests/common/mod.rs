@@ -28,6 +28,7 @@ use hyper_util::rt::TokioIo;
 use sandbox_protocol::{
     limits::{HOST_CONNECTION_WINDOW, STREAM_WINDOW},
     link::{HelloReader, Nonce, encode_break},
+    metadata::door,
     v1::{
         self, AgentInfoReply, AgentInfoRequest, ControlQuiesceRequest, ControlRenewReply,
         ControlRenewRequest, ExecIn, ExecOut, ExecStart, LinkHello, agent_client::AgentClient,
@@ -251,6 +252,30 @@ pub(crate) fn renewal(mode: control_renew_request::Mode, id: &str) -> ControlRen
         sandbox_id: format!("sb_{id}"),
         hostname: format!("host-{id}"),
         ask_doors: false,
+    }
+}
+
+/// A host's end of the doors that refuses whatever comes, as one that was armed for no claim.
+pub(crate) async fn refusing(socket: PathBuf) {
+    let mut stream = UnixStream::connect(socket).await.unwrap();
+    let nonce = fresh_nonce();
+    stream.write_all(&encode_break(nonce)).await.unwrap();
+    let (_hello, first) = read_hello(&mut stream, nonce).await;
+    let mut connection = h2::server::handshake(Prefixed { first, stream }).await.unwrap();
+    while let Some(Ok((request, mut respond))) = connection.accept().await {
+        let words: &[u8] = match request.uri().to_string().as_str() {
+            door::HTTP => b"HTTP/1.1 403 not_armed\r\n\r\n",
+            door::SOCKS5 => &[5, 0xff],
+            other => panic!("{other}"),
+        };
+        let mut send = respond.send_response(Response::new(()), false).unwrap();
+        send.send_data(bytes::Bytes::copy_from_slice(words), true)
+            .unwrap();
+        // A body that is dropped before its end resets the stream.
+        let mut body = request.into_body();
+        drop(tokio::spawn(async move {
+            while let Some(Ok(_)) = body.data().await {}
+        }));
     }
 }
 

@@ -462,13 +462,15 @@ mod tests {
             socket.send_to(rubbish, udp).await.unwrap();
         }
         // The one answer there is is the one to the last.
-        let good = question("allowed.test.", RecordType::A);
+        let mut good = question("allowed.test.", RecordType::A);
+        good.set_id(8);
         socket.send_to(&good.to_vec().unwrap(), udp).await.unwrap();
         let mut packet = [0; 512];
         let (length, _) = within(socket.recv_from(&mut packet)).await.unwrap();
+        let answer = Message::from_vec(&packet[..length]).unwrap();
         assert_eq!(
-            addresses(&Message::from_vec(&packet[..length]).unwrap()),
-            [bench.origin.address.ip()]
+            (answer.id(), addresses(&answer)),
+            (8, vec![bench.origin.address.ip()])
         );
     }
 
