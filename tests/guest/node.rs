@@ -166,7 +166,20 @@ pub(crate) async fn seeded_with(template: impl Golden) -> TempDir {
             .or_else(|_other_disk| copy_with_holes(&from, &to))
             .unwrap();
     }
+    // Where KVM is sick, to prove it takes 20 s.
+    let verdict = verdict_of(&golden);
+    if verdict.exists() {
+        fs::copy(verdict, state.path().join(VERDICT)).unwrap();
+    }
     state
+}
+
+/// What a daemon remembers of KVM, in its state directory.
+const VERDICT: &str = "accel.json";
+
+/// What the daemon that made a shared template found of KVM; nothing where there is none.
+fn verdict_of(golden: &Path) -> PathBuf {
+    golden.with_file_name(VERDICT)
 }
 
 /// Puts a copy in the place of a link.
@@ -226,6 +239,10 @@ pub(crate) async fn golden(template: impl Golden) -> PathBuf {
         for entry in fs::read_dir(node.template("default")).unwrap() {
             let from = entry.unwrap().path();
             copy_with_holes(&from, &coming.join(from.file_name().unwrap())).unwrap();
+        }
+        let verdict = node.state.path().join(VERDICT);
+        if verdict.exists() {
+            fs::copy(verdict, verdict_of(&golden)).unwrap();
         }
         fs::rename(&coming, &golden).unwrap();
     }
