@@ -20,7 +20,7 @@ ENGINE ?= qemu
 PREFIX ?= /usr
 DESTDIR ?=
 # Seconds after which `make test` ends itself.
-TEST_LIMIT ?= 1200
+TEST_LIMIT ?= 1500
 # Seconds for each fuzz target.
 FUZZ_TIME ?= 60
 
