@@ -768,8 +768,8 @@ pub fn trim() {
 
 /// One arena and fixed thresholds: the adaptive ones keep holes. Pieces of files and streams, up to 256 KiB with what they
 /// grow by, are taken from the heap and a MiB of it is kept: memory that is mapped, or given back, for each of them costs a
-/// fault for every page, which was a third of the time of a file that is pushed or pulled. Once, at the start, before other
-/// threads.
+/// fault for every page, which was a third of silkd's processor time while files were pushed and pulled. Once, at the
+/// start, before other threads.
 pub fn set_allocator() {
     let settings = [
         (libc::M_ARENA_MAX, 1),
