@@ -32,6 +32,7 @@ pub mod sys;
 pub mod tasks;
 pub mod telemetry;
 pub mod template;
+pub mod verdict;
 pub mod words;
 pub mod work;
 

@@ -3,35 +3,12 @@
 use std::{fs, io, os::unix::fs::MetadataExt as _, time::Duration};
 
 use super::{Bundle, CaError, Cert, Dir, Fingerprint};
-use crate::clock::WallTime;
+use crate::{clock::WallTime, verdict::Verdict};
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// An intermediate that ends before that is to be renewed, and a root to be rotated.
 const INTERMEDIATE_SOON: Duration = DAY.saturating_mul(15);
 const ROOT_SOON: Duration = DAY.saturating_mul(180);
-
-/// How a thing stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Grade {
-    /// Good.
-    Ok,
-    /// It works, and wants to be looked at.
-    Warn,
-    /// It does not work, or is open to others.
-    Fail,
-}
-
-impl Grade {
-    /// Its text.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::Warn => "warn",
-            Self::Fail => "fail",
-        }
-    }
-}
 
 /// One thing that was looked at.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,16 +16,16 @@ pub struct Finding {
     /// What.
     pub what: String,
     /// How it stands.
-    pub grade: Grade,
+    pub verdict: Verdict,
     /// Why, or what to do.
     pub said: String,
 }
 
 impl Finding {
-    fn new(what: impl Into<String>, grade: Grade, said: impl Into<String>) -> Self {
+    fn new(what: impl Into<String>, verdict: Verdict, said: impl Into<String>) -> Self {
         Self {
             what: what.into(),
-            grade,
+            verdict,
             said: said.into(),
         }
     }
@@ -62,7 +39,7 @@ impl Dir {
         let bundle = match self.bundle() {
             Ok(bundle) => bundle,
             Err(error) => {
-                found.push(Finding::new("bundle.pem", Grade::Fail, chain(&error)));
+                found.push(Finding::new("bundle.pem", Verdict::Fail, chain(&error)));
                 return found;
             }
         };
@@ -80,7 +57,7 @@ impl Dir {
                     "{} lies here: keep it offline, and bring it for `ca issue-node` alone",
                     self.key_file(root.fingerprint()).display()
                 );
-                found.push(Finding::new(format!("{what} key"), Grade::Warn, said));
+                found.push(Finding::new(format!("{what} key"), Verdict::Warn, said));
             }
         }
         if bundle.roots().len() > 1 {
@@ -89,9 +66,9 @@ impl Dir {
         match self.open(now) {
             Ok(None) => {
                 let said = "there is none, so this node looks into nothing: `sandboxd ca issue-node`";
-                found.push(Finding::new("node.pem", Grade::Warn, said));
+                found.push(Finding::new("node.pem", Verdict::Warn, said));
             }
-            Err(error) => found.push(Finding::new("node.pem", Grade::Fail, chain(&error))),
+            Err(error) => found.push(Finding::new("node.pem", Verdict::Fail, chain(&error))),
             Ok(Some(node)) => {
                 let mut judged = dated(
                     "node.pem",
@@ -103,14 +80,14 @@ impl Dir {
                 judged.said = format!("of root {}, {}", node.root().short(), judged.said);
                 found.push(judged);
                 for (template, roots) in templates {
-                    let (grade, said) = if roots.contains(&node.root()) {
-                        (Grade::Ok, "trusts the root of node.pem".to_owned())
+                    let (verdict, said) = if roots.contains(&node.root()) {
+                        (Verdict::Ok, "trusts the root of node.pem".to_owned())
                     } else {
                         let said =
                             "lacks the root of node.pem: build it anew before a pool that intercepts uses it";
-                        (Grade::Warn, said.to_owned())
+                        (Verdict::Warn, said.to_owned())
                     };
-                    found.push(Finding::new(format!("template {template}"), grade, said));
+                    found.push(Finding::new(format!("template {template}"), verdict, said));
                 }
             }
         }
@@ -130,9 +107,9 @@ impl Dir {
             Ok(None) => {
                 let said = "there is none of these roots: guests that know the old root alone will not trust what the \
                             new one signs: `sandboxd ca rotate --old-root-key FILE`";
-                Finding::new("cross.pem", Grade::Warn, said)
+                Finding::new("cross.pem", Verdict::Warn, said)
             }
-            Err(error) => Finding::new("cross.pem", Grade::Fail, chain(&error)),
+            Err(error) => Finding::new("cross.pem", Verdict::Fail, chain(&error)),
         }
     }
 
@@ -142,17 +119,17 @@ impl Dir {
         match fs::metadata(self.path()) {
             Ok(about) if about.mode() & 0o022 != 0 => Finding::new(
                 what,
-                Grade::Fail,
+                Verdict::Fail,
                 format!(
                     "others can write in it (mode {:04o}): chmod 0755",
                     about.mode() & 0o7777
                 ),
             ),
-            Ok(_) => Finding::new(what, Grade::Ok, "only its owner can write in it"),
+            Ok(_) => Finding::new(what, Verdict::Ok, "only its owner can write in it"),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                Finding::new(what, Grade::Fail, "it is not there: `sandboxd ca init`")
+                Finding::new(what, Verdict::Fail, "it is not there: `sandboxd ca init`")
             }
-            Err(error) => Finding::new(what, Grade::Fail, error.to_string()),
+            Err(error) => Finding::new(what, Verdict::Fail, error.to_string()),
         }
     }
 }
@@ -165,12 +142,12 @@ fn dated(what: &str, cert: &Cert, soon: Duration, remedy: &str, now: WallTime) -
             cert.not_before(),
             cert.not_after()
         );
-        return Finding::new(what, Grade::Fail, said);
+        return Finding::new(what, Verdict::Fail, said);
     }
     if cert.not_after() < now.plus(soon) {
-        return Finding::new(what, Grade::Warn, format!("{until}: {remedy}"));
+        return Finding::new(what, Verdict::Warn, format!("{until}: {remedy}"));
     }
-    Finding::new(what, Grade::Ok, until)
+    Finding::new(what, Verdict::Ok, until)
 }
 
 fn chain(error: &CaError) -> String {

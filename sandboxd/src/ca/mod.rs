@@ -6,7 +6,7 @@
 //! rename changes both. While roots rotate, `cross.pem` has the old one vouch for the new one. Without `node.pem` a node
 //! looks into nothing.
 //!
-//! May call: disk, clock, policy.
+//! May call: disk, clock, policy, verdict.
 //! Never inside: TLS itself; a certificate for what no rule looks into; a key in a log, an error or a `Debug`.
 //! Cancel safety: nothing here awaits; each file is put in place whole.
 
@@ -27,7 +27,7 @@ use rustls_pki_types::CertificateDer;
 
 pub use self::{
     cert::Cert,
-    check::{Finding, Grade},
+    check::Finding,
     dir::{Dir, Done, Issued},
     error::CaError,
     fingerprint::{Fingerprint, NotAFingerprint},

@@ -3,7 +3,7 @@
 use std::{fs, os::unix::fs::PermissionsExt as _, time::Duration};
 
 use super::*;
-use crate::{disk, policy::Host};
+use crate::{disk, policy::Host, verdict::Verdict};
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// 2026-01-01.
@@ -18,10 +18,10 @@ fn made() -> (tempfile::TempDir, Dir) {
     (temp, dir)
 }
 
-fn grades(findings: &[Finding]) -> Vec<(&str, Grade)> {
+fn verdicts(findings: &[Finding]) -> Vec<(&str, Verdict)> {
     findings
         .iter()
-        .map(|found| (found.what.split(' ').next().unwrap(), found.grade))
+        .map(|found| (found.what.split(' ').next().unwrap(), found.verdict))
         .collect()
 }
 
@@ -112,7 +112,10 @@ fn the_old_root_vouches_for_the_new_one_until_the_rotation_ends() {
     let rotated = dir.rotate(None, None, [7; 16], NOW).unwrap();
     assert!(rotated.changed && rotated.cross.is_none());
     let told = dir.check(&[], NOW);
-    assert!(grades(&told).contains(&("cross.pem", Grade::Warn)), "{told:#?}");
+    assert!(
+        verdicts(&told).contains(&("cross.pem", Verdict::Warn)),
+        "{told:#?}"
+    );
     let wrong = dir.rotate(None, Some(&rotated.key.unwrap()), [8; 16], NOW);
     assert!(matches!(wrong, Err(CaError::OtherKey { root, .. }) if root == old.fingerprint()));
     assert!(!dir.cross_file().exists());
@@ -121,7 +124,7 @@ fn the_old_root_vouches_for_the_new_one_until_the_rotation_ends() {
     let again = dir.rotate(None, Some(&away), [9; 16], NOW).unwrap();
     assert!(!again.changed && again.cross == vouched.cross);
     let told = dir.check(&[], NOW);
-    assert!(grades(&told).contains(&("cross.pem", Grade::Ok)), "{told:#?}");
+    assert!(verdicts(&told).contains(&("cross.pem", Verdict::Ok)), "{told:#?}");
     // It is shown with what the new root signs, and the old root's needs none.
     assert_eq!(chain(&dir), plain);
     dir.issue_node(None, "n", false, [9; 16], NOW).unwrap();
@@ -210,26 +213,32 @@ fn check_tells_chain_dates_modes_and_templates() {
     ];
     let found = dir.check(&templates, NOW);
     let all = [
-        Grade::Ok,
-        Grade::Ok,
-        Grade::Warn,
-        Grade::Ok,
-        Grade::Ok,
-        Grade::Warn,
+        Verdict::Ok,
+        Verdict::Ok,
+        Verdict::Warn,
+        Verdict::Ok,
+        Verdict::Ok,
+        Verdict::Warn,
     ];
-    let told: Vec<Grade> = found.iter().map(|found| found.grade).collect();
+    let told: Vec<Verdict> = found.iter().map(|found| found.verdict).collect();
     assert_eq!(told, all, "{found:#?}");
     fs::remove_file(dir.key_file(root)).unwrap();
     let late = dir.check(&[], NOW.plus(DAY * 80));
-    assert!(grades(&late).contains(&("node.pem", Grade::Warn)), "{late:#?}");
+    assert!(
+        verdicts(&late).contains(&("node.pem", Verdict::Warn)),
+        "{late:#?}"
+    );
     let late = dir.check(&[], NOW.plus(DAY * 100));
-    assert!(grades(&late).contains(&("node.pem", Grade::Fail)), "{late:#?}");
-    for (years, grade) in [(9, Grade::Ok), (10, Grade::Warn), (11, Grade::Fail)] {
+    assert!(
+        verdicts(&late).contains(&("node.pem", Verdict::Fail)),
+        "{late:#?}"
+    );
+    for (years, verdict) in [(9, Verdict::Ok), (10, Verdict::Warn), (11, Verdict::Fail)] {
         let late = dir.check(&[], NOW.plus(DAY * 365 * years - DAY * 100));
-        assert!(grades(&late).contains(&("root", grade)), "{years}: {late:#?}");
+        assert!(verdicts(&late).contains(&("root", verdict)), "{years}: {late:#?}");
     }
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
-    assert_eq!(dir.check(&[], NOW)[0].grade, Grade::Fail);
+    assert_eq!(dir.check(&[], NOW)[0].verdict, Verdict::Fail);
 }
 
 #[test]

@@ -11,9 +11,10 @@ use super::{
     print::{Printer, Refusal, StartReason},
 };
 use crate::{
-    ca::{CaError, Cert, Dir, Done, Finding, Fingerprint, Grade, Issued},
+    ca::{CaError, Cert, Dir, Done, Finding, Fingerprint, Issued},
     clock::Clock,
     config, random, template,
+    verdict::Verdict,
 };
 
 /// Where a command works, and which templates belong to it.
@@ -195,20 +196,20 @@ fn check(dir: &Dir, templates: &std::path::Path, now: crate::clock::WallTime, pr
             let mut found = dir.check(&[], now);
             found.push(Finding {
                 what: templates.display().to_string(),
-                grade: Grade::Fail,
+                verdict: Verdict::Fail,
                 said: error.to_string(),
             });
             found
         }
     };
-    let fails = found.iter().any(|found| found.grade == Grade::Fail);
+    let fails = found.iter().any(|found| found.verdict == Verdict::Fail);
     let checks = found
         .iter()
-        .map(|found| json!({ "what": found.what, "verdict": found.grade.as_str(), "said": found.said }));
+        .map(|found| json!({ "what": found.what, "verdict": found.verdict.as_str(), "said": found.said }));
     let value = json!({ "ok": !fails, "checks": checks.collect::<Vec<_>>() });
     let lines = found
         .iter()
-        .map(|found| format!("{:<4}  {}: {}", found.grade.as_str(), found.what, found.said));
+        .map(|found| format!("{:<4}  {}: {}", found.verdict.as_str(), found.what, found.said));
     let text = lines.collect::<Vec<_>>().join("\n");
     let code = commands::printed(printer.result(&value, &text));
     if fails { ExitCode::from(FAILED) } else { code }

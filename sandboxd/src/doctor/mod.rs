@@ -1,7 +1,7 @@
 //! One list of checks of the host, for `sandboxd doctor` and `Node.Doctor`: what is there is proved by use where that
 //! changes nothing, and every finding names its remedy.
 //!
-//! May call: config, net, words.
+//! May call: config, net, verdict, words.
 //! Never inside: a change of anything; a check that only one of the two callers has.
 //! Cancel safety: nothing here waits for more than the kernel.
 
@@ -19,38 +19,7 @@ pub use self::{
     judge::judge,
     look::look,
 };
-
-/// How a check came out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Verdict {
-    /// As it should be.
-    Ok,
-    /// Degraded, but it works.
-    Warn,
-    /// The daemon cannot work like this.
-    Fail,
-}
-
-impl Verdict {
-    /// Lower-case text.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::Warn => "warn",
-            Self::Fail => "fail",
-        }
-    }
-
-    const fn to_proto(self) -> v1::Verdict {
-        match self {
-            Self::Ok => v1::Verdict::Ok,
-            Self::Warn => v1::Verdict::Warn,
-            Self::Fail => v1::Verdict::Fail,
-        }
-    }
-}
+pub use crate::verdict::Verdict;
 
 /// One check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
