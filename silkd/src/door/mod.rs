@@ -10,13 +10,11 @@
 //! [`Doors::listen`] resets all relays.
 
 mod listeners;
+mod places;
 mod probe;
 mod relay;
 
-use std::{
-    io,
-    sync::{Arc, atomic::AtomicUsize},
-};
+use std::{io, sync::Arc};
 
 use bytes::Bytes;
 use h2::client::{Builder, SendRequest};
@@ -29,10 +27,13 @@ use tokio::{
     sync::watch,
 };
 
-use self::relay::{Kind, To};
 pub use self::{
     listeners::Listeners,
     probe::{Probe, Said},
+};
+use self::{
+    places::{Place, Places},
+    relay::{Kind, To},
 };
 use crate::tasks::Group;
 
@@ -47,7 +48,7 @@ pub struct Doors(Arc<Inner>);
 struct Inner {
     way: watch::Sender<Option<SendRequest<Bytes>>>,
     /// Connections of programs, both doors together.
-    open: AtomicUsize,
+    places: Places,
 }
 
 impl Doors {
@@ -76,6 +77,11 @@ impl Doors {
     /// The way to the host now.
     fn way(&self) -> Option<SendRequest<Bytes>> {
         self.0.way.borrow().clone()
+    }
+
+    /// A place for one more connection, once there is one. Cancel safe.
+    async fn place(&self) -> Place {
+        self.0.places.take().await
     }
 
     /// Resolves once there is a way to the host. Cancel safe.

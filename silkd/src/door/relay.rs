@@ -3,7 +3,6 @@
 use std::{
     io,
     net::{Ipv4Addr, SocketAddr},
-    sync::atomic::Ordering,
     time::Duration,
 };
 
@@ -11,7 +10,7 @@ use bytes::Bytes;
 use h2::{Reason, RecvStream, SendStream, client::SendRequest};
 use http::{Method, Request, StatusCode, Uri, Version};
 use rustix::rand::{GetRandomFlags, getrandom};
-use sandbox_protocol::{door::DoorReason, limits::EGRESS_STREAMS, metadata::door::DENY_REASON};
+use sandbox_protocol::{door::DoorReason, metadata::door::DENY_REASON};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional},
     net::{
@@ -21,7 +20,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::Doors;
+use super::{Doors, places::Place};
 use crate::tasks::Group;
 
 /// Bytes read of a program at once.
@@ -34,10 +33,6 @@ const REACH: Duration = Duration::from_secs(10);
 const CHANCES: usize = 8;
 /// Until connections are accepted again, when descriptors have run out.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Connections at once: those that the host takes, and as many that are told so. What is beyond is reset.
-const MOST: usize = 2 * EGRESS_STREAMS as usize;
-/// Connections that have a stream: one fewer than the link has, so that nothing ever waits for one.
-const STREAMS: usize = EGRESS_STREAMS as usize - 1;
 
 /// Which door.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,37 +56,13 @@ enum Way {
     Card(SocketAddr),
 }
 
-/// A place among [`MOST`]; free again when dropped.
-struct Place {
-    doors: Doors,
-    before: usize,
-}
-
-impl Place {
-    fn take(doors: &Doors) -> Option<Self> {
-        let place = Self {
-            doors: doors.clone(),
-            before: doors.0.open.fetch_add(1, Ordering::Relaxed),
-        };
-        (place.before < MOST).then_some(place)
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.doors.0.open.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// Accepts for ever.
+/// Accepts for ever. Nobody is turned away unanswered: where all places are taken, the next one waits for one, and the
+/// kernel's backlog holds those behind it.
 pub(super) async fn accept(listener: &TcpListener, (kind, to): (Kind, To), doors: &Doors, relays: &Group) {
     loop {
         match listener.accept().await {
             Ok((program, _)) => {
-                let Some(place) = Place::take(doors) else {
-                    reset(&program);
-                    continue;
-                };
+                let place = doors.place().await;
                 let way = match to {
                     To::Link => doors.way().map(Way::Link),
                     To::Card(door) => Some(Way::Card(door)),
@@ -114,8 +85,8 @@ fn reset(program: &TcpStream) {
 
 async fn relay(mut program: TcpStream, kind: Kind, way: Option<Way>, place: &Place) {
     let opened = match way {
-        _ if place.before >= STREAMS => Err(DoorReason::TooManyConnections),
-        Some(Way::Card(door)) => return by_card(program, kind, door).await,
+        _ if !place.has_stream() => Err(DoorReason::TooManyConnections),
+        Some(Way::Card(door)) => return by_card(program, kind, door, place).await,
         Some(Way::Link(way)) => open(way, kind).await.ok_or(DoorReason::DoorUnreachable),
         None => Err(DoorReason::DoorUnreachable),
     };
@@ -128,14 +99,14 @@ async fn relay(mut program: TcpStream, kind: Kind, way: Option<Way>, place: &Pla
                 reset(&program);
             }
         }
-        Err(reason) => refuse(program, kind, reason).await,
+        Err(reason) => refuse(program, kind, reason, place).await,
     }
 }
 
 /// Splices a program to a door that is reached by the card: an end is passed on as an end, and a loss as a loss.
-async fn by_card(mut program: TcpStream, kind: Kind, door: SocketAddr) {
+async fn by_card(mut program: TcpStream, kind: Kind, door: SocketAddr, place: &Place) {
     let Ok(Ok(mut host)) = timeout(REACH, connect(door)).await else {
-        return refuse(program, kind, DoorReason::DoorUnreachable).await;
+        return refuse(program, kind, DoorReason::DoorUnreachable, place).await;
     };
     for side in [&program, &host] {
         side.set_nodelay(true).ok();
@@ -250,34 +221,43 @@ async fn down(mut recv: RecvStream, mut to: WriteHalf<'_>) -> io::Result<()> {
 }
 
 /// Tells a program that there is no way.
-async fn refuse(mut program: TcpStream, kind: Kind, reason: DoorReason) {
-    let telling = async {
-        match kind {
-            Kind::Http => program.write_all(http_refusal(reason).as_bytes()).await?,
-            Kind::Socks5 => {
-                // Its greeting and its request are read, so that the answer stands where it is looked for.
-                let mut head = [0; 2];
-                program.read_exact(&mut head).await?;
-                let [_, methods] = head;
-                let mut rest = vec![0; usize::from(methods)];
-                program.read_exact(&mut rest).await?;
-                program.write_all(&[5, 0]).await?;
-                let mut request = [0; 4];
-                program.read_exact(&mut request).await?;
-                program
-                    .write_all(&[5, reason.socks(), 0, 1, 0, 0, 0, 0, 0, 0])
-                    .await?;
-            }
-        }
+async fn refuse(mut program: TcpStream, kind: Kind, reason: DoorReason, place: &Place) {
+    let farewell = async {
+        tell(&mut program, kind, reason).await?;
         program.shutdown().await?;
         let mut rest = [0; 1024];
-        while program.read(&mut rest).await? > 0 {}
-        Ok::<_, io::Error>(())
+        // What it still sends is taken, so that it can send to its end before it looks at the answer. Where others wait for
+        // the place it is only what has come: the answer is with the program by then, loopback being no way to speak of.
+        tokio::select! {
+            biased;
+            end = async { while program.read(&mut rest).await? > 0 {} Ok::<_, io::Error>(()) } => end,
+            () = place.wanted() => Ok(()),
+        }
     };
     // Whoever does not end in time, or is gone, is cut.
-    let told = timeout(FAREWELL, telling).await;
+    let told = timeout(FAREWELL, farewell).await;
     if !matches!(told, Ok(Ok(()))) {
         reset(&program);
+    }
+}
+
+async fn tell(program: &mut TcpStream, kind: Kind, reason: DoorReason) -> io::Result<()> {
+    match kind {
+        Kind::Http => program.write_all(http_refusal(reason).as_bytes()).await,
+        Kind::Socks5 => {
+            // Its greeting and its request are read, so that the answer stands where it is looked for.
+            let mut head = [0; 2];
+            program.read_exact(&mut head).await?;
+            let [_, methods] = head;
+            let mut rest = vec![0; usize::from(methods)];
+            program.read_exact(&mut rest).await?;
+            program.write_all(&[5, 0]).await?;
+            let mut request = [0; 4];
+            program.read_exact(&mut request).await?;
+            program
+                .write_all(&[5, reason.socks(), 0, 1, 0, 0, 0, 0, 0, 0])
+                .await
+        }
     }
 }
 

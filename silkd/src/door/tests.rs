@@ -200,6 +200,63 @@ async fn relays_by_card_leave_from_ports_of_chance() {
     listening.abort();
 }
 
+/// Far more programs than there are places, none of which leaves before all are told: each is told, and none is reset.
+#[tokio::test]
+async fn every_program_is_told_however_many_dial() {
+    const PROGRAMS: usize = 200;
+    let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let listeners = Listeners::bind(any, any).unwrap();
+    let at = [listeners.http.1, listeners.socks5.1];
+    let doors = Doors(Arc::new(Inner {
+        places: Places::of(8, 2),
+        ..Inner::default()
+    }));
+    let bench = Bench {
+        doors: doors.clone(),
+        probe: listeners.probe(doors.clone()),
+        http: at[0],
+        socks5: at[1],
+        listening: crate::tasks::spawn(doors.listen(listeners).unwrap()),
+    };
+    // Two have the streams, and keep them.
+    let (mut connection, _serving) = Box::pin(bench.host()).await;
+    let serving = crate::tasks::spawn(async move {
+        let mut held = Vec::new();
+        while let Some(Ok((request, mut respond))) = connection.accept().await {
+            let send = respond.send_response(Response::new(()), false).unwrap();
+            held.push((request, send));
+            assert!(held.len() <= 2, "no more than have a stream");
+        }
+    });
+    let mut open = Vec::new();
+    for _ in 0..2 {
+        open.push(TcpStream::connect(bench.http).await.unwrap());
+    }
+    while bench.doors.0.places.streams_left() > 0 {
+        tokio::task::yield_now().await;
+    }
+    for n in 0..PROGRAMS {
+        let mut program = within(TcpStream::connect(at[n % 2])).await.unwrap();
+        if n % 2 == 0 {
+            program.write_all(b"CONNECT a:1 HTTP/1.1\r\n\r\n").await.unwrap();
+            let mut said = vec![0; 35];
+            within(program.read_exact(&mut said)).await.unwrap();
+            assert_eq!(said, b"HTTP/1.1 503 too_many_connections\r\n");
+        } else {
+            program.write_all(&[5, 1, 0, 5, 1, 0, 3]).await.unwrap();
+            let mut said = [0; 12];
+            within(program.read_exact(&mut said)).await.unwrap();
+            assert_eq!(said, [5, 0, 5, 1, 0, 1, 0, 0, 0, 0, 0, 0]);
+        }
+        // Held open, as by a program that looks at its answer later.
+        open.push(program);
+    }
+    // Those that keep quiet are cut after a while, and keep nobody away for longer.
+    drop(open);
+    bench.listening.abort();
+    serving.abort();
+}
+
 /// On lane guarded the doors are reached by the card; no stream is opened, and ends pass both ways.
 #[tokio::test]
 async fn a_card_is_spliced_and_a_door_that_is_not_there_is_told() {

@@ -23,7 +23,8 @@ use crate::{
     sys,
 };
 
-/// Connections of one door at once: those that it serves, and as many that are told so. What is beyond is reset.
+/// Connections of one door at once: those that it serves, and as many that are told that there are too many. What is beyond
+/// waits until one of them has ended, which those that are told do soon; then it is told too.
 const MOST: usize = 2 * DOOR_CONNECTIONS;
 /// Until connections are accepted again, when descriptors have run out.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -52,7 +53,7 @@ impl Door {
                 tokio::select! {
                     biased;
                     () = group.stopping() => {}
-                    () = accept(&door, kind, &listener) => {}
+                    () = accept(&door, kind, &listener, MOST) => {}
                 }
             });
         }
@@ -61,16 +62,15 @@ impl Door {
     }
 }
 
-/// Accepts for ever: what is in force in the moment of each holds for it.
-async fn accept(door: &Door, kind: DoorKind, listener: &TcpListener) {
-    let places = Arc::new(Semaphore::new(MOST));
+/// Accepts for ever, so many at once: what is in force in the moment of each holds for it.
+async fn accept(door: &Door, kind: DoorKind, listener: &TcpListener, most: usize) {
+    let places = Arc::new(Semaphore::new(most));
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
-                    continue;
-                };
                 let accepted = Accepted::new(door, kind);
+                // Never closed: there is always a place in the end.
+                let place = Arc::clone(&places).acquire_owned().await;
                 door.group().spawn("door", async move {
                     accepted.serve(Guest::new(stream)).await;
                     drop(place);
@@ -204,6 +204,32 @@ mod tests {
         assert_eq!(get().await, "HTTP/1.1 403 not_armed");
         within(bench.door.stop()).await;
         assert!(TcpStream::connect(at).await.is_err());
+    }
+
+    /// Nobody is turned away without a word, however many come at once.
+    #[tokio::test]
+    async fn whoever_finds_no_place_waits_for_one_and_is_told() {
+        let bench = Bench::new().await;
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let at = listener.local_addr().unwrap();
+        let door = bench.door.clone();
+        let accepting = crate::tasks::spawn("accepting", async move {
+            accept(&door, DoorKind::Socks5, &listener, 2).await;
+        });
+        let mut told = std::collections::VecDeque::new();
+        for n in 0..12 {
+            let mut client = TcpStream::connect(at).await.unwrap();
+            if n >= 2 {
+                // Both places are taken by those who do not leave: this one leaves, and the next is told.
+                let first: TcpStream = told.pop_front().unwrap();
+                drop(first);
+            }
+            let mut word = [0; 2];
+            within(client.read_exact(&mut word)).await.unwrap();
+            assert_eq!(word, [5, 0xff]);
+            told.push_back(client);
+        }
+        accepting.abort();
     }
 
     /// The client reads late: what was said to it before the end must all be there.
