@@ -59,6 +59,11 @@ impl Guest {
     /// Of the sandbox that this process runs.
     pub(crate) fn of(pid: u32) -> Self {
         let (queue, tap) = tap_of(pid);
+        Self::behind(queue, tap)
+    }
+
+    /// The one that has this TAP, by its queue.
+    pub(crate) fn behind(queue: File, tap: String) -> Self {
         let space = Space::new();
         space.set("ipv6/conf/all/disable_ipv6", "1");
         space.set("ipv6/conf/default/disable_ipv6", "1");

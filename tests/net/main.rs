@@ -21,4 +21,5 @@ mod own;
 mod slots;
 mod source;
 mod tuples;
+mod wake;
 mod wire;

@@ -95,7 +95,7 @@ async fn told(response: http::Response<hyper::body::Incoming>) -> Told {
 type Http1 = hyper::client::conn::http1::SendRequest<Full<Bytes>>;
 type Http2 = hyper::client::conn::http2::SendRequest<Full<Bytes>>;
 
-async fn http1(tls: Box<TlsStream<DuplexStream>>) -> Http1 {
+pub(super) async fn http1(tls: Box<TlsStream<DuplexStream>>) -> Http1 {
     let (sender, connection) = within(Box::pin(hyper::client::conn::http1::handshake(TokioIo::new(tls))))
         .await
         .unwrap();
@@ -103,7 +103,7 @@ async fn http1(tls: Box<TlsStream<DuplexStream>>) -> Http1 {
     sender
 }
 
-async fn http2(tls: Box<TlsStream<DuplexStream>>) -> Http2 {
+pub(super) async fn http2(tls: Box<TlsStream<DuplexStream>>) -> Http2 {
     let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(tls));
     let (sender, connection) = within(Box::pin(handshake)).await.unwrap();
     drop(tasks::spawn("client", connection));

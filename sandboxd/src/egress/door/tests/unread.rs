@@ -3,11 +3,19 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Incoming;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream},
     time::sleep,
 };
 
+use super::{
+    intercept::{http1, http2, inside, open},
+    origin::{Inspected, Proof, TlsOrigin, client},
+};
 use crate::egress::{
     DoorKind,
     door::Accepted,
@@ -113,4 +121,45 @@ async fn answers_that_nobody_reads_end() {
     }
     tokio::time::resume();
     loses_its_place(&bench, LIMIT).await;
+}
+
+/// One answer, begun and not read, of a client inside TLS that speaks this.
+async fn begun(bench: &Bench, inspected: &Inspected, origin: &TlsOrigin, alpn: &str) -> Response<Incoming> {
+    let own = format!("allowed.test:{}", origin.port);
+    let io = open(bench, DoorKind::Http, "allowed.test", origin.port).await;
+    let tls = client(io, inspected.trust(), "allowed.test", true, &[alpn])
+        .await
+        .unwrap();
+    // The origin says it back: more than all buffers and windows on the way hold.
+    let body = Full::new(Bytes::from(vec![b'x'; 4 << 20]));
+    let request = Request::post(format!("https://{own}/"))
+        .header("host", own)
+        .body(body)
+        .unwrap();
+    let response = if alpn == "h2" {
+        within(http2(tls).await.send_request(request)).await
+    } else {
+        within(http1(tls).await.send_request(request)).await
+    };
+    response.unwrap()
+}
+
+#[tokio::test]
+async fn answers_inside_tls_that_nobody_reads_end() {
+    for alpn in ["http/1.1", "h2"] {
+        let bench = Bench::new().await;
+        let inspected = Inspected::new(&bench);
+        let origin = TlsOrigin::serve(&bench, &inspected.world, Proof::Good, &[alpn]).await;
+        bench.policy(vec![inside("t", "allowed.test", origin.port)]);
+        bench.arm();
+        let response = begun(&bench, &inspected, &origin, alpn).await;
+        assert_eq!(response.status(), StatusCode::OK, "{alpn}");
+        // A connection of HTTP/2 whose last stream is gone rests for a minute more.
+        loses_its_place(&bench, 2 * LIMIT).await;
+        let rest = within(response.into_body().collect()).await;
+        assert!(
+            rest.is_err(),
+            "{alpn}: the answer was cut, and is not taken for whole"
+        );
+    }
 }
