@@ -26,11 +26,13 @@ use tokio::{
 
 use crate::sys;
 
-/// Bytes of one write at most: a whole frame of HTTP/2 with its head, since every write on a virtio port is an exit to the
-/// VMM. 128 buffers of a virtio queue then hold 2 MiB ahead of a small reply.
-pub const WRITE: usize = LINK_FRAME as usize + FRAME_HEAD;
+/// Bytes of one write at most: a whole frame of HTTP/2 and the small ones that wait before it, since every write on a virtio
+/// port is an exit to the VMM. 128 buffers of a virtio queue then hold 2 MiB ahead of a small reply.
+pub const WRITE: usize = LINK_FRAME as usize + FRAME_HEAD + SMALL;
 /// Length, kind, flags and stream of a frame (RFC 9113, section 4.1).
 const FRAME_HEAD: usize = 9;
+/// Heads of replies, settings, windows.
+const SMALL: usize = 1024;
 /// A virtio port takes no more at once (`port_fops_write` of Linux).
 const _: () = assert!(WRITE <= 32 * 1024);
 

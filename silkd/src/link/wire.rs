@@ -253,3 +253,57 @@ impl hyper::rt::Write for Ends {
         wire.poll_write_pieces(cx, pieces)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use bytes::Bytes;
+    use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv, socketpair};
+    use sandbox_protocol::limits::LINK_FRAME;
+    use tokio::io::Interest;
+
+    use super::*;
+
+    const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    const DATA: u8 = 0;
+
+    /// Counted where each write is a message: none of them ends within a frame.
+    #[tokio::test]
+    async fn a_frame_is_one_write() {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        let wire = Wire::new(Port::new(ours).unwrap());
+        let ends = Ends(Arc::new(Mutex::new(wire)));
+        let (mut send, connection) = h2::client::handshake(ends).await.unwrap();
+        let driving = crate::tasks::spawn(async move { drop(connection.await) });
+        let request = http::Request::post("http://x/").body(()).unwrap();
+        let (_response, mut stream) = send.send_request(request, false).unwrap();
+        // Within the window that there is without a word of the other side.
+        let frames = 3;
+        let most = usize::try_from(LINK_FRAME).unwrap();
+        stream
+            .send_data(Bytes::from(vec![7; frames * most]), false)
+            .unwrap();
+
+        let theirs = crate::sys::watch(theirs, Interest::READABLE).unwrap();
+        let mut whole = 0;
+        while whole < frames {
+            let mut message = vec![0; 256 << 10];
+            let reading = theirs.async_io(Interest::READABLE, |fd| {
+                Ok(recv(fd, message.as_mut_slice(), RecvFlags::empty())?.0)
+            });
+            let n = tokio::time::timeout(Duration::from_secs(30), reading).await;
+            let message = &message[..n.expect("frames come").unwrap()];
+            let mut rest = message.strip_prefix(PREFACE).unwrap_or(message);
+            while let [a, b, c, kind, ..] = *rest {
+                let length = usize::try_from(u32::from_be_bytes([0, a, b, c])).unwrap();
+                assert!(rest.len() >= 9 + length, "{length} of kind {kind} are cut");
+                whole += usize::from(kind == DATA && length == most);
+                rest = &rest[9 + length..];
+            }
+            assert!(rest.is_empty());
+        }
+        driving.abort();
+    }
+}
