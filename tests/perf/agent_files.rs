@@ -26,6 +26,7 @@ use crate::{
     arm::{median, millis, timed},
     daemon::{Daemon, Guests, Setup, with},
     guest::{Guest, memory_kib},
+    host,
     stock::Stock,
 };
 
@@ -103,16 +104,28 @@ impl Came {
     }
 }
 
-/// Times of each way, in ms.
+/// Times of each way, in ms, and how many cores were busy meanwhile, whoever kept them so.
 #[derive(Default)]
 struct Ways {
     copy: Vec<f64>,
     copy_in: Vec<f64>,
     push: Vec<f64>,
+    push_cores: Vec<f64>,
     pull: Vec<f64>,
+    pull_cores: Vec<f64>,
 }
 
 impl Ways {
+    fn pushed(&mut self, (ms, cores): (f64, f64)) {
+        self.push.push(ms);
+        self.push_cores.push(cores);
+    }
+
+    fn pulled(&mut self, (ms, cores): (f64, f64)) {
+        self.pull.push(ms);
+        self.pull_cores.push(cores);
+    }
+
     fn json(self, peaks: impl IntoIterator<Item = (&'static str, u64)>) -> Result<Value> {
         let mut row = Map::new();
         let mib = f64::from(u32::try_from(FILE >> 20)?);
@@ -126,10 +139,25 @@ impl Ways {
             row.insert(format!("{name}_ms"), ms.into());
             row.insert(format!("{name}_mib_per_s"), (mib / ms * 1_000.0).round().into());
         }
+        for (name, all) in [
+            ("write_cores_busy", self.push_cores),
+            ("read_cores_busy", self.pull_cores),
+        ] {
+            let cores = median(all).context("nothing was measured")?;
+            row.insert(name.to_owned(), ((cores * 100.0).round() / 100.0).into());
+        }
         row.insert("mib".to_owned(), (FILE >> 20).into());
         row.extend(peaks.into_iter().map(|(name, kib)| (name.to_owned(), kib.into())));
         Ok(row.into())
     }
+}
+
+/// How long something took, in ms, and how many cores were busy meanwhile.
+async fn busy(what: impl Future<Output = Result<Duration>>) -> Result<(f64, f64)> {
+    let before = host::busy()?;
+    let took = what.await?;
+    let busy = host::busy()?.saturating_sub(before);
+    Ok((millis(took), busy.as_secs_f64() / took.as_secs_f64()))
 }
 
 /// The file, read and written through a Unix socket by two threads that do nothing else.
@@ -205,17 +233,15 @@ pub(crate) async fn alone(guest: &mut Guest) -> Result<Value> {
     push(guest, &place).await?;
     pull(guest, &place, Came::Kept(Vec::new())).await?;
     for _ in 0..ROUNDS {
-        ways.push.push(millis(push(guest, &place).await?));
+        ways.pushed(busy(push(guest, &place)).await?);
         place.check()?;
         ways.copy_in.push(millis(copy_in(&place).await?));
         ways.copy.push(millis(copy(&place.path).await?));
-        ways.pull
-            .push(millis(pull(guest, &place, Came::Counted(0)).await?));
-        ways.pull
-            .push(millis(pull(guest, &place, Came::Counted(0)).await?));
+        ways.pulled(busy(pull(guest, &place, Came::Counted(0))).await?);
+        ways.pulled(busy(pull(guest, &place, Came::Counted(0))).await?);
         ways.copy.push(millis(copy(&place.path).await?));
         ways.copy_in.push(millis(copy_in(&place).await?));
-        ways.push.push(millis(push(guest, &place).await?));
+        ways.pushed(busy(push(guest, &place)).await?);
     }
     let peak = memory_kib(guest.pid()?, "status", "VmHWM:")?;
     ways.json([("silkd_peak_rss_kib", peak)])
@@ -272,9 +298,12 @@ pub(crate) async fn through(bench: &Bench) -> Result<Value> {
         for round in 0..=ROUNDS {
             for half in 0..2 {
                 let write = files.write(&place.path).size(FILE).bytes(place.content.clone());
-                let (took, written) = timed(write).await;
-                written?;
-                ways.push.push(millis(took));
+                let writing = async {
+                    let (took, written) = timed(write).await;
+                    written?;
+                    Ok(took)
+                };
+                ways.pushed(busy(writing).await?);
                 place.check()?;
                 if half == 0 {
                     ways.copy_in.push(millis(copy_in(&place).await?));
@@ -285,12 +314,15 @@ pub(crate) async fn through(bench: &Bench) -> Result<Value> {
                     (0, 0) => Came::Kept(Vec::new()),
                     _ => Came::Counted(0),
                 };
-                let began = Instant::now();
-                let mut reader = files.read(&place.path).stream().await?;
-                while let Some(piece) = reader.next().await {
-                    came.take(piece?)?;
-                }
-                ways.pull.push(millis(began.elapsed()));
+                let reading = async {
+                    let began = Instant::now();
+                    let mut reader = files.read(&place.path).stream().await?;
+                    while let Some(piece) = reader.next().await {
+                        came.take(piece?)?;
+                    }
+                    Ok(began.elapsed())
+                };
+                ways.pulled(busy(reading).await?);
                 came.check(&place)?;
                 if half == 1 {
                     ways.copy.push(millis(copy(&place.path).await?));

@@ -13,8 +13,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use hyper::{body::Incoming, client::conn::http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use sandbox_protocol::{
-    limits::{HOST_CONNECTION_WINDOW, MESSAGE_IN, STREAM_WINDOW},
-    link::{HelloReader, Nonce, encode_break},
+    limits::{HOST_CONNECTION_WINDOW, MESSAGE_IN, WIDE_WINDOW},
     v1::{
         AgentSpawnRequest, AgentWaitRequest, AgentWork, Command, ControlRenewRequest, ExecIn, ExecStart,
         ProcessRef, agent_client::AgentClient, agent_control_client::AgentControlClient,
@@ -22,7 +21,7 @@ use sandbox_protocol::{
     },
 };
 use tokio::{
-    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
+    io::{AsyncBufReadExt as _, BufReader},
     net::UnixStream,
     process::Child,
     task::JoinHandle,
@@ -147,25 +146,12 @@ pub(crate) fn command(argv: &[&str]) -> Command {
 
 /// BREAK, HELLO, then HTTP/2, driven by a task of this thread.
 async fn connect(socket: &Path) -> Result<(Calls, JoinHandle<()>)> {
-    let mut stream = UnixStream::connect(socket).await?;
-    let nonce: Nonce = [7; 16];
-    stream.write_all(&encode_break(nonce)).await?;
-    let mut reader = HelloReader::new(nonce);
-    let mut buffer = vec![0; 4096];
-    loop {
-        let read = stream.read(&mut buffer).await?;
-        ensure!(read > 0, "the port ended before HELLO");
-        let hello = reader.feed(buffer.get(..read).unwrap_or_default())?;
-        if let Some((_hello, behind)) = hello {
-            // The host speaks first.
-            ensure!(behind.is_empty(), "bytes behind HELLO");
-            break;
-        }
-    }
+    let stream = UnixStream::connect(socket).await?;
+    let (_hello, io) = sandboxd::link::greet(stream, [7; 16]).await?;
     let (sender, connection) = http2::Builder::new(TokioExecutor::new())
-        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_stream_window_size(WIDE_WINDOW)
         .initial_connection_window_size(HOST_CONNECTION_WINDOW)
-        .handshake(TokioIo::new(stream))
+        .handshake(TokioIo::new(io))
         .await?;
     let connection = tokio::spawn(async move { drop(connection.await) });
     Ok((Calls(sender), connection))

@@ -4,6 +4,7 @@ use std::{
     future::{Future as _, poll_fn},
     pin::Pin,
     sync::Arc,
+    task::{Context, Poll},
 };
 
 use bytes::Bytes;
@@ -28,7 +29,7 @@ const HEADER_TABLE: u32 = 4 * 1024;
 pub(super) fn settings() -> Builder {
     let mut settings = Builder::new();
     settings
-        .initial_window_size(limits::STREAM_WINDOW)
+        .initial_window_size(limits::WIDE_WINDOW)
         .initial_connection_window_size(limits::HOST_CONNECTION_WINDOW)
         .max_frame_size(limits::LINK_FRAME)
         .max_header_list_size(limits::HEADER_LIST)
@@ -66,6 +67,7 @@ where
 {
     let mut pings = connection.ping_pong();
     let mut timer = std::pin::pin!(sleep(signals.pace()));
+    let mut is_wide = true;
     // When the ping in flight was sent.
     let mut asked: Option<Instant> = None;
     loop {
@@ -81,7 +83,7 @@ where
                 };
                 timer.as_mut().reset(due);
             }
-            result = poll_fn(|cx| connection.as_mut().poll(cx)) => return cause(result, signals),
+            result = poll_fn(|cx| poll(&mut connection, &mut is_wide, signals, cx)) => return cause(result, signals),
             () = pong(&mut pings), if asked.is_some() => {
                 asked = None;
                 signals.hear();
@@ -101,6 +103,49 @@ where
                 timer.as_mut().reset(now + signals.patience());
             }
         }
+    }
+}
+
+/// Drives the connection, and has the windows as wide as the number of its streams allows. What is told of them goes out
+/// before the streams that are opened then, and takes effect with the guest's acknowledgement: a guest that gives none is
+/// held by the connection's window, and stalls itself.
+fn poll<T>(
+    connection: &mut Pin<Box<Connection<Port<T>, Bytes>>>,
+    is_wide: &mut bool,
+    signals: &Signals,
+    cx: &mut Context<'_>,
+) -> Poll<Result<(), h2::Error>>
+where
+    T: AsyncRead + AsyncWrite + Unpin,
+{
+    turn(connection, is_wide, signals);
+    loop {
+        let polled = connection.as_mut().poll(cx);
+        // The acknowledgement may have come just now.
+        if polled.is_ready() || !turn(connection, is_wide, signals) {
+            return polled;
+        }
+    }
+}
+
+/// Changes the windows if they are to be changed and can be: not while an earlier change is not acknowledged.
+fn turn<T>(connection: &mut Connection<Port<T>, Bytes>, is_wide: &mut bool, signals: &Signals) -> bool
+where
+    T: AsyncRead + AsyncWrite + Unpin,
+{
+    let want = signals.is_wide(*is_wide);
+    let changes = want != *is_wide && connection.set_initial_window_size(window(want)).is_ok();
+    if changes {
+        *is_wide = want;
+    }
+    changes
+}
+
+const fn window(wide: bool) -> u32 {
+    if wide {
+        limits::WIDE_WINDOW
+    } else {
+        limits::STREAM_WINDOW
     }
 }
 

@@ -7,8 +7,9 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use bytes::{Buf as _, Bytes};
+use bytes::{Buf as _, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio_util::io::poll_read_buf;
 
 use super::{
     LostWhy,
@@ -16,17 +17,26 @@ use super::{
     signals::Signals,
 };
 
-/// A stream of which some bytes were read before.
+/// Bytes that are read at once of a stream that brings more than its reader takes: HTTP/2 takes 8 KiB.
+const AHEAD: usize = 64 * 1024;
+
+/// A stream of which some bytes were read before, and are while much comes. A stream at rest holds none.
 #[derive(Debug)]
 pub struct Prefixed<T> {
-    first: Bytes,
+    ahead: BytesMut,
+    /// The last read left no room: there is more.
+    has_more: bool,
     io: T,
 }
 
 impl<T> Prefixed<T> {
     /// `first` is read again before what `io` brings.
-    pub const fn new(first: Bytes, io: T) -> Self {
-        Self { first, io }
+    pub fn new(first: Bytes, io: T) -> Self {
+        Self {
+            ahead: first.into(),
+            has_more: false,
+            io,
+        }
     }
 }
 
@@ -36,12 +46,28 @@ impl<T: AsyncRead + Unpin> AsyncRead for Prefixed<T> {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.first.is_empty() {
-            return Pin::new(&mut self.io).poll_read(cx, buf);
+        let this = &mut *self;
+        if this.ahead.is_empty() {
+            if !this.has_more {
+                let wanted = buf.remaining();
+                ready!(Pin::new(&mut this.io).poll_read(cx, buf))?;
+                this.has_more = wanted > 0 && buf.remaining() == 0;
+                return Poll::Ready(Ok(()));
+            }
+            this.ahead.reserve(AHEAD);
+            let read = poll_read_buf(Pin::new(&mut this.io), cx, &mut this.ahead);
+            this.has_more = matches!(read, Poll::Ready(Ok(AHEAD..)));
+            if !matches!(read, Poll::Ready(Ok(1..))) {
+                this.ahead = BytesMut::new();
+            }
+            ready!(read)?;
         }
-        let n = self.first.len().min(buf.remaining());
-        buf.put_slice(self.first.get(..n).unwrap_or_default());
-        self.first.advance(n);
+        let n = this.ahead.len().min(buf.remaining());
+        buf.put_slice(this.ahead.get(..n).unwrap_or_default());
+        this.ahead.advance(n);
+        if this.ahead.is_empty() && !this.has_more {
+            this.ahead = BytesMut::new();
+        }
         Poll::Ready(Ok(()))
     }
 }
@@ -163,5 +189,52 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Port<T> {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    /// Counts what is read at once.
+    struct Reads<T>(T, Vec<usize>);
+
+    impl<T: AsyncRead + Unpin> AsyncRead for Reads<T> {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+            buf: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            let before = buf.filled().len();
+            ready!(Pin::new(&mut self.0).poll_read(cx, buf))?;
+            let read = buf.filled().len() - before;
+            self.1.push(read);
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    #[tokio::test]
+    async fn much_is_read_at_once_and_nothing_is_held_at_rest() {
+        let (mut far, near) = tokio::io::duplex(1 << 20);
+        let sent: Vec<u8> = (0..1_000_000_u32).map(|n| n.to_le_bytes()[0]).collect();
+        far.write_all(&sent).await.unwrap();
+        let mut stream = Prefixed::new(Bytes::from_static(b"first"), Reads(near, Vec::new()));
+        let mut all = Vec::new();
+        let mut piece = vec![0; 8 * 1024];
+        while all.len() < 5 + sent.len() {
+            let n = stream.read(&mut piece).await.unwrap();
+            all.extend_from_slice(&piece[..n]);
+        }
+        assert!(all.starts_with(b"first") && all[5..] == sent);
+        assert!(stream.io.1.len() <= 2 + sent.len() / AHEAD, "{:?}", stream.io.1);
+        // What is small is read straight to where it is wanted.
+        far.write_all(b"small").await.unwrap();
+        assert_eq!(stream.read(&mut piece).await.unwrap(), 5);
+        assert_eq!(stream.ahead.capacity(), 0);
+        drop(far);
+        assert_eq!(stream.read(&mut piece).await.unwrap(), 0);
+        assert_eq!(stream.read(&mut piece).await.unwrap(), 0);
     }
 }

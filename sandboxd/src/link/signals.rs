@@ -8,12 +8,14 @@ use std::{
     time::Duration,
 };
 
-use sandbox_protocol::limits::LINK_STREAMS;
+use sandbox_protocol::limits::{LINK_STREAMS, WIDE_STREAMS};
 use tokio::sync::{Notify, SetOnce};
 
 use super::{LostWhy, PACE_WARM, PATIENCE};
 use crate::clock::{Clock, Tick};
 
+/// Streams down to which windows stay narrow once they are: those that open and close at the brink cost no change each.
+const WIDEN_AT: u32 = WIDE_STREAMS / 2;
 /// Shortest pace and patience.
 const SHORTEST: Duration = Duration::from_millis(10);
 /// Longest pace and patience.
@@ -25,7 +27,7 @@ pub(super) struct Signals {
     pace_ms: AtomicU64,
     patience_ms: AtomicU64,
     closing: AtomicBool,
-    /// Wakes the link's task: a shorter pace, another patience, or the close.
+    /// Wakes the link's task: a shorter pace, another patience, another width, or the close.
     pub(super) wake: Notify,
     /// What the port saw that HTTP/2 would report less exactly.
     pub(super) cause: OnceLock<LostWhy>,
@@ -119,6 +121,11 @@ impl Signals {
         self.requests.load(Ordering::Acquire)
     }
 
+    /// Whether streams are to have the wide window, having it or not now.
+    pub(super) fn is_wide(&self, now: bool) -> bool {
+        self.streams() <= if now { WIDE_STREAMS } else { WIDEN_AT }
+    }
+
     pub(super) fn streams(&self) -> u32 {
         self.streams.load(Ordering::Relaxed)
     }
@@ -137,12 +144,18 @@ impl Place {
     pub(super) fn take(signals: &Arc<Signals>) -> Option<Self> {
         let place = Self(Arc::clone(signals));
         let before = signals.streams.fetch_add(1, Ordering::Relaxed);
+        if before == WIDE_STREAMS {
+            signals.wake.notify_one();
+        }
         (before < LINK_STREAMS).then_some(place)
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.0.streams.fetch_sub(1, Ordering::Relaxed);
+        let before = self.0.streams.fetch_sub(1, Ordering::Relaxed);
+        if before == WIDEN_AT + 1 {
+            self.0.wake.notify_one();
+        }
     }
 }

@@ -271,6 +271,56 @@ async fn inv_17_stalled_readers() {
     drop(unread);
 }
 
+/// As much as the guest may send of a reply that nobody reads, by call: much while few are open, and little beside many.
+#[tokio::test]
+async fn few_unread_replies_hold_much_and_many_hold_little() {
+    use tokio::sync::watch;
+    let (sent, mut told) = watch::channel(std::collections::BTreeMap::<u32, u32>::new());
+    let sent = Arc::new(sent);
+    let handler = move |_request: http::Request<h2::RecvStream>,
+                        mut respond: h2::server::SendResponse<Bytes>| {
+        let sent = Arc::clone(&sent);
+        async move {
+            let mut out = respond.send_response(reply(), false).unwrap();
+            let id = out.stream_id().as_u32();
+            loop {
+                out.reserve_capacity(1 << 20);
+                let Some(Ok(room)) = std::future::poll_fn(|cx| out.poll_capacity(cx)).await else {
+                    return;
+                };
+                out.send_data(Bytes::from(vec![0; room]), false).unwrap();
+                let room = u32::try_from(room).unwrap();
+                sent.send_modify(|sent| *sent.entry(id).or_default() += room);
+            }
+        }
+    };
+    let (opened, _guest) = opened(Clock::host(), handler).await;
+    let mut opened_so_far = 0;
+    // Opens so many, and looks at the last once it is full.
+    let mut calls = async |count: u32, window: u32| {
+        let mut unread = Vec::new();
+        for _ in 0..count {
+            unread.push(within(opened.link.call(request(Body::empty()))).await.unwrap());
+        }
+        opened_so_far += unread.len();
+        let is_full = |sent: &std::collections::BTreeMap<u32, u32>| {
+            let last = sent.last_key_value().filter(|_| sent.len() == opened_so_far);
+            last.is_some_and(|(_, bytes)| *bytes >= window)
+        };
+        let sent = within(told.wait_for(is_full)).await.unwrap();
+        assert_eq!(sent.last_key_value().map(|(_, bytes)| *bytes), Some(window));
+        unread
+    };
+    let few = calls(limits::WIDE_STREAMS, limits::WIDE_WINDOW).await;
+    let rest = limits::LINK_STREAMS - limits::WIDE_STREAMS;
+    let many = calls(rest, limits::STREAM_WINDOW).await;
+    // Narrow until half of the few are left.
+    drop(many);
+    let one = calls(1, limits::STREAM_WINDOW).await;
+    drop((few, one));
+    drop(calls(1, limits::WIDE_WINDOW).await);
+}
+
 #[tokio::test]
 async fn no_more_calls_than_a_link_carries() {
     let (opened, _guest) = opened(Clock::host(), |request, respond| async move {

@@ -27,7 +27,7 @@ use bytes::Bytes;
 use h2::{Ping, PingPong, client::SendRequest};
 use sandbox_protocol::limits;
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
+    io::{AsyncRead, AsyncWrite, BufReader},
     net::{TcpStream, UnixStream},
     sync::Semaphore,
     time::{sleep, timeout},
@@ -40,6 +40,9 @@ pub(crate) use wire::Incoming;
 use crate::{error::Error, tasks};
 use address::Place;
 use wire::Sent;
+
+/// Bytes that are read at once: HTTP/2 alone takes 8 KiB, which is two reads for a frame of a file.
+const AHEAD: usize = 64 * 1024;
 
 /// Why there is no reply.
 #[derive(Debug, thiserror::Error)]
@@ -186,13 +189,13 @@ where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let (send, mut connection) = h2::client::Builder::new()
-        .initial_window_size(limits::STREAM_WINDOW)
-        .initial_connection_window_size(limits::API_CONNECTION_WINDOW)
+        .initial_window_size(limits::WIDE_WINDOW)
+        .initial_connection_window_size(limits::CLIENT_CONNECTION_WINDOW)
         .max_header_list_size(limits::HEADER_LIST)
         .max_send_buffer_size(limits::SEND_BUFFER)
         .max_concurrent_reset_streams(limits::API_STREAMS as usize)
         .enable_push(false)
-        .handshake(stream)
+        .handshake(BufReader::with_capacity(AHEAD, stream))
         .await
         .map_err(|error| io::Error::new(io::ErrorKind::ConnectionReset, error))?;
     let lost = Arc::new(AtomicBool::new(false));
