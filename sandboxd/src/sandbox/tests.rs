@@ -14,7 +14,7 @@ use crate::{
     link::fake::within,
     names::SlotNumber,
     tasks,
-    words::Tier,
+    words::{OPERATOR, Tier},
 };
 
 fn claim(rooms: &Rooms, lease: Duration) -> Claim {
@@ -200,6 +200,26 @@ async fn doors_of_a_guest_that_cannot_be_asked_are_proved_at_the_host() {
     let warm = warm(&rooms).await;
     assert!(warm.sandbox().door().is_linked());
     assert_eq!(warm.sandbox().door().denials().len(), 0);
+
+    // One that does not refuse makes no sandbox.
+    let rooms = Rooms::new();
+    rooms.engine.guests_say(None);
+    let sandboxes = rooms.sandboxes().clone();
+    let making = tasks::spawn("making", async move { sandboxes.make(boot()).await });
+    within(rooms.engine.until_begun(Op::Call, 1)).await;
+    let means = rooms.sandboxes().means();
+    let sides = means.egress.book().sides(None, OPERATOR, None);
+    only(&rooms)
+        .door()
+        .arm(ClaimId::from_random([4; 16]), OPERATOR.into(), None, sides);
+    match within(making).await.unwrap() {
+        Err(MakeError::Failed(told)) => {
+            let why = "the http door does not answer in the guest";
+            assert!(told.to_string().ends_with(why), "{told}");
+        }
+        other => panic!("{other:?}"),
+    }
+    until_free(&rooms).await;
 }
 
 /// A machine that does not end, whether its end fails or hangs, keeps its slot and its state until it does.

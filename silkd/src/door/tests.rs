@@ -350,6 +350,11 @@ async fn a_probe_waits_for_the_way_to_the_host() {
     let bench = bench();
     let probe = bench.probe.clone();
     let asking = crate::tasks::spawn(async move { probe.ask().await });
+    // Time enough for an answer of silkd's own, which takes nothing but turns.
+    for _ in 0..10_000 {
+        tokio::task::yield_now().await;
+    }
+    assert!(!asking.is_finished(), "it waits");
     let (mut connection, _serving) = Box::pin(bench.host()).await;
     let serving = crate::tasks::spawn(async move {
         while let Some(Ok((request, mut respond))) = connection.accept().await {
@@ -376,6 +381,7 @@ async fn a_probe_waits_for_the_way_to_the_host() {
 async fn a_probe_of_doors_that_do_not_answer_ends() {
     // Without a way to the host.
     let bench = bench();
+    let begun = tokio::time::Instant::now();
     assert_eq!(bench.probe.ask().await, said(b"", b""));
     bench.listening.abort();
     // By a card behind which a door takes the connection and says nothing, and one is not there.
@@ -389,6 +395,12 @@ async fn a_probe_of_doors_that_do_not_answer_ends() {
     let probe = listeners.probe(doors.clone());
     let listening = crate::tasks::spawn(doors.listen(listeners).unwrap());
     assert_eq!(probe.ask().await, said(b"", b""));
+    // Twice as long as one may take.
+    assert!(
+        begun.elapsed() <= Duration::from_secs(11),
+        "{:?}",
+        begun.elapsed()
+    );
     listening.abort();
     drop(silent);
 }
