@@ -305,7 +305,7 @@ async fn by_card() {
         assert!(is_over(&open), "what was open at the capture has ended");
         assert!(!guest.reaches(HTTP_PORT), "its doors are shut");
     });
-    // Its slot stays another's while it sleeps.
+    // The slot before is kept, so that it wakes on another.
     drop(guest);
     let (fresh, door, woken) = bound(&bench, &world).await;
     assert_ne!(woken.tap, tap, "a fresh slot");

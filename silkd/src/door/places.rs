@@ -43,11 +43,14 @@ impl Places {
     /// The next place; waits until there is one, in the order of the calls. Cancel safe.
     pub(super) async fn take(&self) -> Place {
         let all = if let Ok(free) = self.all.clone().try_acquire_owned() {
-            Some(free)
+            free
         } else {
             let _waits = Waits::new(&self.waiting);
-            // It is never closed; if it were, there would be no bound, and the kernel's on descriptors is left.
-            self.all.clone().acquire_owned().await.ok()
+            match self.all.clone().acquire_owned().await {
+                Ok(free) => free,
+                // It is never closed.
+                Err(_closed) => std::future::pending().await,
+            }
         };
         Place {
             stream: self.streams.clone().try_acquire_owned().ok(),
@@ -68,7 +71,7 @@ impl Places {
 pub(super) struct Place {
     stream: Option<OwnedSemaphorePermit>,
     waiting: watch::Receiver<usize>,
-    _all: Option<OwnedSemaphorePermit>,
+    _all: OwnedSemaphorePermit,
 }
 
 impl Place {

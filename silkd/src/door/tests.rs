@@ -251,7 +251,6 @@ async fn every_program_is_told_however_many_dial() {
         // Held open, as by a program that looks at its answer later.
         open.push(program);
     }
-    // Those that keep quiet are cut after a while, and keep nobody away for longer.
     drop(open);
     bench.listening.abort();
     serving.abort();
