@@ -5,10 +5,10 @@
 
 /// HTTP/2 window of one stream, on every hop where nothing else is said.
 pub const STREAM_WINDOW: u32 = 64 * 1024;
-/// The same of a stream that brings a guest's output: to the host, while few are open, and to its client. What a stream
-/// moves is at most a window for each time that both ends are woken, which takes 50 to 200 us between processes.
+/// The same of a stream that brings a guest's output: to the host, while few are open, and to its client. A
+/// stream moves at most a window for each time that both ends are woken: docs/performance.md, section 3, has what that costs.
 pub const WIDE_WINDOW: u32 = 256 * 1024;
-/// Streams of a link up to which each has [`WIDE_WINDOW`]; with more, those that are opened then have [`STREAM_WINDOW`].
+/// Streams of a link up to which each has [`WIDE_WINDOW`]; with more, each has [`STREAM_WINDOW`].
 pub const WIDE_STREAMS: u32 = 32;
 /// Connection window that the SDK gives sandboxd.
 pub const CLIENT_CONNECTION_WINDOW: u32 = 65 * 1024 * 1024;

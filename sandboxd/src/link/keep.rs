@@ -106,9 +106,10 @@ where
     }
 }
 
-/// Drives the connection, and has the windows as wide as the number of its streams allows. What is told of them goes out
-/// before the streams that are opened then, and takes effect with the guest's acknowledgement: a guest that gives none is
-/// held by the connection's window, and stalls itself.
+/// Drives the connection, and has the windows as wide as the number of its streams allows. What is told of them is sent
+/// before the streams that were seen to be too many, but for those that another thread opens between the look and the
+/// sending, and those of a link so young that the guest has not acknowledged its first settings. They are held by the
+/// connection's window, as is a guest that acknowledges nothing and so stalls itself.
 fn poll<T>(
     connection: &mut Pin<Box<Connection<Port<T>, Bytes>>>,
     is_wide: &mut bool,
